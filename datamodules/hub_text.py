@@ -91,9 +91,12 @@ class HubText(SplitText):
         self._config, self._revision, self._text_field = config, revision, text_field
         self._splits = {"train": train_split, "val": val_split, "test": test_split}
         self._commit: str | None = None  # of a dataset on the hub, once it is settled
-        is_named = isinstance(dataset, str | os.PathLike)
-        self._place = _place(os.fspath(dataset)) if is_named else None
-        self._made = None if is_named or dataset is None else _by_split(dataset)
+        self._place: str | None = None
+        self._made: Mapping[str, Any] | None = None
+        if isinstance(dataset, str | os.PathLike):
+            self._place = _place(os.fspath(dataset))
+        elif dataset is not None:
+            self._made = _by_split(dataset)
         self._refuse_contradictions(fingerprint)
         self._fingerprint = fingerprint
         if self._made is not None and fingerprint is None:

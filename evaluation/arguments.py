@@ -210,7 +210,10 @@ def _parse_data(words: Sequence[str], trained: Recipe | None, split: Split) -> R
     parser.add_subclass_arguments(LanguageDataModule, "data")
     if trained is not None:
         parser.set_defaults({"data": trained})
-        typed = parser.parse_args(words).data.as_dict()
+        found = parser.parse_args(words).data
+        if found is None:  # --data null
+            return trained
+        typed = found.as_dict()
         parser.set_defaults({"data": _default_recipe(trained, typed, split)})
     recipe: Recipe = parser.parse_args(words).data.as_dict()
     return recipe

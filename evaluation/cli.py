@@ -1,7 +1,6 @@
 """Commands, their parser, and errors in the input as one line with exit code 2."""
 
 import importlib
-import itertools
 import os
 import sys
 from argparse import ArgumentError
@@ -115,13 +114,18 @@ def split_data_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns a command line without ``--data`` and the options below it, and their words."""
     others: list[str] = []
     of_data: list[str] = []
-    words = iter(argv)
-    for word in words:
+    takes_value = False
+    for word in argv:
         name, equals, _ = word.partition("=")
-        if name == DATA_HELP or not f"{name}.".startswith("--data."):
-            others.append(word)
+        if f"{name}.".startswith("--data.") and name != DATA_HELP:
+            of_data.append(word)
+            takes_value = not equals
+        elif takes_value and not word.startswith("--"):
+            of_data.append(word)
+            takes_value = False
         else:
-            of_data += [word] if equals else [word, *itertools.islice(words, 1)]
+            others.append(word)
+            takes_value = False
     return others, of_data
 
 

@@ -14,7 +14,7 @@ from lightning_models.layers import recording
 Cost = dict[str, Any]
 """What stands next to every score under the keys of the JSON files, see ``price``."""
 NAMES = {
-    "flops_per_token": "FLOPs/token",
+    "flops_per_token": "FLOPs/scored token",
     "executed_steps": "executed steps",
     "generation_flops_per_token": "FLOPs/generated token",
     "flops_per_token_6nd": "6 N (1 + steps)",

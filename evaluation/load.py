@@ -5,7 +5,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -87,7 +87,14 @@ def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) 
     if "compile" in arguments:
         arguments["compile"] = False
     if changes:
-        arguments["config"] = {**arguments.get("config", {}), **changes}
+        config = arguments["config"] = {**arguments.get("config", {}), **changes}
+        kind_of_config = get_type_hints(kind.__init__)["config"]
+        fields = {field.name for field in dataclasses.fields(kind_of_config)}
+        if unknown := config.keys() - fields:
+            raise CheckpointError(
+                f"{checkpoint.path}: {kind.__name__} has no setting {', '.join(sorted(unknown))}; "
+                "it is misspelt, or the checkpoint comes from another version"
+            )
     try:
         model: LanguageModel = kind(**arguments)
         check_layers(dataclasses.asdict(model.config), "model.config.")
@@ -246,7 +253,7 @@ def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
             key, fitting = "max_sentence_tokens", fitting - MARKERS
         raise ValueError(
             f"block_size ({data.block_size}) of the data is longer than the {limit} "
-            f"positions that the model has learned; set {key} to {fitting} or less"
+            f"positions that the model has learned; set data.{key} to {fitting} or less"
         )
 
 

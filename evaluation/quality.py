@@ -437,7 +437,7 @@ Row = tuple[Mode, Sampling]
 
 
 class QualityProtocol(NamedTuple):
-    """What a mode has written, and how that is measured."""
+    """Prompts of a mode, and how its texts are measured."""
 
     prompts: list[list[int]]
     new_tokens: int
@@ -550,9 +550,8 @@ def run(settings: Namespace) -> None:
     data = _load_data(settings, checkpoint, model) if "conditional" in config.modes else None
     tokenizer = data.tokenizer if data else load_own_tokenizer(settings, checkpoint, model)
     check_room(model, tokenizer, config)
-    protocols: dict[
-        Mode, QualityProtocol
-    ] = {}  # before hours of generating: what is not there fails now
+    # built before hours of generating, so that whatever is missing fails now
+    protocols: dict[Mode, QualityProtocol] = {}
     if data is not None:
         length = config.prompt_tokens + config.new_tokens
         human = human_texts(data, settings.split, count=config.prompts, length=length)

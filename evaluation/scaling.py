@@ -166,7 +166,9 @@ def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
     for file in matching(Path(pattern).expanduser()):
         try:
             content = parse_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ValueError(f"runs ({file}) cannot be read: {error.strerror}") from error
+        except ValueError as error:
             raise ValueError(f"runs ({file}) is not JSON: {error}") from error
         if not isinstance(content, dict) or y not in content:
             continue

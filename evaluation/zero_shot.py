@@ -97,6 +97,11 @@ def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
     recipe = {"class_path": public_path(ZeroShotText), "init_args": {**carried(own), **changes}}
     if not nested:
         return recipe
+    if "block_size" in changes and "block_size" not in arguments:
+        raise ValueError(
+            f"block_size ({changes['block_size']}) is for windows, and {checkpoint.path} reads "
+            "sentences; leave out --block_size"
+        )
     batches = {key: changes[key] for key in ("block_size", "eval_batch_size") if key in changes}
     return {**trained, "init_args": {**arguments, **batches, "corpus": recipe}}
 

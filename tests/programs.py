@@ -255,4 +255,6 @@ def _interpret(between: int, args: list[str], cwd: str, env: dict[str, str], new
     if new:
         os.setsid()
     _, *words = (word for word in args if word != "-u")
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # else that of the other ranks
     _become(words, cwd, env)

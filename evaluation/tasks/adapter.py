@@ -55,6 +55,10 @@ class Facts:
     nominal_flops: float = 0.0
 
 
+_FREE_TOKENS = 256
+"""Most tokens of continuations that always make one row: attention costs little there."""
+
+
 class LogLikelihood(tuple[float, bool]):
     """What the harness wants of a continuation, with the facts.
 
@@ -344,14 +348,30 @@ class HarnessModel(LM):
         """
         batch: list[_Job] = []
         for group in sorted(groups, key=_tokens_once, reverse=True):
-            for first in range(0, len(group), self.batch_size):
-                more = group[first : first + self.batch_size]
-                if batch and not self._fit([*batch, *more]):
+            for part in self._parts(group):
+                # equal contexts of a batch are one row again
+                is_same = bool(batch) and _given(batch[-1]) == _given(part[0])
+                if batch and (is_same or not self._fit([*batch, *part])):
                     yield batch
                     batch = []
-                batch += more
+                batch += part
         if batch:
             yield batch
+
+    def _parts(self, group: Sequence[_Job]) -> Iterator[list[_Job]]:
+        """Yields the jobs of a context in parts that may be read as one row each.
+
+        Attention grows with the square of a row: its continuations are in all no longer than the
+        context with the longest of them, or than 256 tokens.
+        """
+        most = max(_FREE_TOKENS, max(len(piece.tokens) for _, piece in group))
+        part: list[_Job] = []
+        for job in group:
+            if len(part) == self.batch_size or (part and _continued([*part, job]) > most):
+                yield part
+                part = []
+            part.append(job)
+        yield part
 
     def _fit(self, jobs: Sequence[_Job]) -> bool:
         """Whether jobs that share contexts fit a batch: its rows, and the positions of its padding.
@@ -407,7 +427,12 @@ def _given(job: _Job) -> tuple[int, ...]:
 
 def _tokens_once(group: Sequence[_Job]) -> int:
     """Returns the tokens of a context and of all its continuations."""
-    return len(_given(group[0])) + sum(len(piece.tokens) - piece.given for _, piece in group)
+    return len(_given(group[0])) + _continued(group)
+
+
+def _continued(group: Sequence[_Job]) -> int:
+    """Returns the tokens of all continuations of a context."""
+    return sum(len(piece.tokens) - piece.given for _, piece in group)
 
 
 def _alike(

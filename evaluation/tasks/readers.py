@@ -54,7 +54,7 @@ class Piece:
 
     @classmethod
     def of(cls, given: Sequence[int], scored: Sequence[int]) -> "Piece":
-        """Returns a piece of tokens that are given, and of such that are scored after them."""
+        """Returns a piece of given tokens and of the tokens that are scored after them."""
         return cls((*given, *scored), (*[False] * len(given), *[True] * len(scored)))
 
     @property
@@ -74,7 +74,7 @@ class Piece:
 
 
 def stream_of(tokens: Sequence[int]) -> int:
-    """Returns a number of 62 bits that what a method draws at random follows.
+    """Returns the 62-bit number of the random stream for tokens.
 
     Scored texts follow what they are given: the draws are the same for all answers of a question,
     whatever batch or order they come in.
@@ -134,7 +134,7 @@ class Reader(ABC):
         prefixes = [torch.tensor(prefix) for prefix in index]
         return self.rows(rests) | {
             "sequence_id": torch.tensor(list(map(stream_of, given))),
-            "prefix": pad_sequence(prefixes, True, self.tokenizer.eos_id),
+            "prefix": pad_sequence(prefixes, batch_first=True, padding_value=self.tokenizer.eos_id),
             "prefix_lengths": torch.tensor([len(prefix) for prefix in prefixes]),
             "prefix_row": torch.tensor([index[prefix] for prefix in given]),
         }
@@ -239,8 +239,10 @@ class WindowReader(Reader):
         targets = [row.where(mark, IGNORE)[1:] for row, mark in zip(rows, scored, strict=True)]
         lengths = torch.tensor([len(row) - 1 for row in rows])
         return {
-            "tokens": pad_sequence([row[:-1] for row in rows], True, self.tokenizer.eos_id),
-            "targets": pad_sequence(targets, True, IGNORE),
+            "tokens": pad_sequence(
+                [row[:-1] for row in rows], batch_first=True, padding_value=self.tokenizer.eos_id
+            ),
+            "targets": pad_sequence(targets, batch_first=True, padding_value=IGNORE),
             "mask": torch.arange(int(lengths.max())) < lengths[:, None],
         }
 
@@ -320,12 +322,12 @@ class QuestionReader(Reader):
         answers = [torch.tensor(piece.tokens[piece.given :]) for piece in pieces]
         rows, eos = len(pieces), self.tokenizer.eos_id
         return {
-            "query": pad_sequence(queries, True, eos),
+            "query": pad_sequence(queries, batch_first=True, padding_value=eos),
             "query_lengths": torch.tensor([len(query) for query in queries]),
             "steps": torch.full((rows, 1, 1), eos),
             "step_lengths": torch.zeros(rows, 1, dtype=torch.int64),
             "step_places": torch.full((rows, 1), -1),
-            "targets": pad_sequence(answers, True, IGNORE),
+            "targets": pad_sequence(answers, batch_first=True, padding_value=IGNORE),
             "group": torch.zeros(rows, dtype=torch.int64),
         }
 

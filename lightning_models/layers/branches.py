@@ -36,9 +36,9 @@ class Branches:
         self._place = (row[:, None] * width + column).masked_fill(~real, 0)
         # one entry more takes what is not written
         target = self._place.masked_fill(~real | (time == 0), len(prefix) * width)
-        shape, known = (len(prefix), width), torch.arange(width, device=row.device)
-        known = known.expand(shape)
-        inside = known < lengths[:, None]
+        shape = (len(prefix), width)
+        columns = torch.arange(width, device=row.device).expand(shape)
+        inside = columns < lengths[:, None]
 
         def laid_out(of_prefix: Tensor, of_rows: Tensor) -> Tensor:
             flat = torch.cat((of_prefix.reshape(-1), of_prefix.new_zeros(1)))
@@ -46,10 +46,10 @@ class Branches:
 
         padding = width - prefix.shape[1]
         self.tokens = laid_out(torch.nn.functional.pad(prefix, (0, padding)), batch["tokens"])
-        position = laid_out(known * inside, (lengths[row] - 1)[:, None] + time)
+        position = laid_out(columns * inside, (lengths[row] - 1)[:, None] + time)
         # 0: the prefix, -1: padding, which sees itself
-        number = torch.arange(1, len(row) + 1, device=row.device)[:, None].expand_as(real)
-        branch = laid_out(inside.long() - 1, number)
+        own_branch = torch.arange(1, len(row) + 1, device=row.device)[:, None].expand_as(real)
+        branch = laid_out(inside.long() - 1, own_branch)
         # (C, W slots)
         self._branch = branch.repeat_interleave(slots, dim=1)
         slot = torch.arange(slots, device=row.device)
@@ -69,7 +69,7 @@ class Branches:
         return seen[:, None]  # one mask for all heads
 
     def rows(self, states: Tensor) -> Tensor:
-        """Returns what a network made of ``tokens`` (C, W, ...) as rows (B, T, ...)."""
+        """Gathers states (C, W, ...) of the laid-out tokens into rows (B, T, ...)."""
         return states.flatten(0, 1)[self._place]
 
 

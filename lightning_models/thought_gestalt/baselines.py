@@ -135,5 +135,5 @@ class GistLM(TransformerLM):
             return super().states(batch, *options)
         cache = self.init_cache(batch["prefix"], batch["prefix_lengths"], batch["tokens"].shape[1])
         cache.select(batch["prefix_row"])
-        found: Tensor = self.network(batch["tokens"], cache)
-        return found
+        states: Tensor = self.network(batch["tokens"], cache)
+        return states

@@ -73,8 +73,8 @@ class TransformerLM(LanguageModel):
         Further arguments go to the network.
         """
         if "prefix" not in batch:
-            found: Tensor = self.network(batch["tokens"], None, *options)
-            return found
+            states: Tensor = self.network(batch["tokens"], None, *options)
+            return states
         branches = Branches(batch, self.slots_per_token)
         return branches.rows(self.network(branches.tokens, branches, *options))
 

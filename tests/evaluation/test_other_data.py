@@ -153,3 +153,15 @@ def test_a_dataset_made_in_python_is_scored_from_its_store_or_asked_for(
     shutil.rmtree(data.store_dir)
     assert main(["perplexity", "--ckpt", str(checkpoint), "--split", "train"]) == 2
     assert "--data" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [["--data", "null"], ["--data=null"]])
+def test_null_is_the_checkpoints_own_data(reports, checkpoint_path, words):
+    data = reports("perplexity", "--ckpt", checkpoint_path, *words)[0]["data"]
+    assert data["fingerprint"] == data["trained_on"]
+
+
+def test_an_option_without_a_value_takes_no_other_option(checkpoint_path, capsys):
+    words = ["--data.block_size", "--split", "test"]
+    assert main(["perplexity", "--ckpt", str(checkpoint_path), *words]) == 2
+    assert "--data" in capsys.readouterr().err.splitlines()[-1]

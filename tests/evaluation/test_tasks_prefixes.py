@@ -6,6 +6,8 @@ from task_data import request
 
 from lightning_models import TransformerLM
 from lightning_models.latent_thought import reading
+from lightning_models.layers import Branches
+from lightning_models.transformer import module as transformer_module
 from tests.evaluation.test_tasks_scores import PLAIN, harness_model, tokenizer_of
 
 BLOCK = 48
@@ -177,3 +179,24 @@ def test_a_batch_has_no_more_rows_than_allowed_and_fits_learned_positions(monkey
     assert sum(rows for rows, _ in sizes) == len(texts)
     assert max(rows for rows, _ in sizes) <= 6
     assert max(width for _, width in sizes) <= BLOCK
+
+
+def test_rows_of_long_continuations_stay_short(monkeypatch):
+    """Attention grows with the square of a row: 32 answers of 400 tokens are not one row."""
+    widths = []
+
+    class Watched(Branches):
+        def __init__(self, *options):
+            super().__init__(*options)
+            widths.append(self.tokens.shape[1])
+
+    monkeypatch.setattr(transformer_module, "Branches", Watched)
+    method = next(method for method in METHODS if method.name == "gpt2")
+    model = method.build(block_size=1024).eval()
+    requests = [request("C" * 20, " " + chr(97 + i) * 400) for i in range(8)]
+    requests += [request("D" * 20, " " + chr(97 + i) * 9) for i in range(8)]
+    shared = harness_model(model, tokenizer_of(model), batch_size=32).loglikelihood(requests)
+    assert widths
+    assert max(widths) < 2 * 430
+    alone = harness_model(model, tokenizer_of(model), batch_size=1).loglikelihood(requests)
+    assert [score for score, _ in shared] == pytest.approx([score for score, _ in alone], rel=1e-5)

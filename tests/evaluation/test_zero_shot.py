@@ -132,7 +132,7 @@ def test_field_and_cache_can_be_set(score, checkpoint_path, tmp_path):
         (["--files.ptbb", "a.txt"], "files.ptbb"),
         (["--sets", "ptb", "--files.ptb", "none.txt"], "none.txt"),
         (["--text_field", "body"], "text_field (body)"),
-        (["--sets", "ptb", "--block_size", "64"], "set block_size to 32"),
+        (["--sets", "ptb", "--block_size", "64"], "block_size to 32"),
         (["--sets", "ptb", "--block_size", "0"], "--block_size: "),
     ],
 )

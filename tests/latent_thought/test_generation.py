@@ -89,6 +89,18 @@ def test_streams_decide_the_latents():
     assert generate(model, [prompt] * 6, **other) != texts
 
 
+def test_streams_default_to_the_rows():
+    model, tokens = build(), rows_of([4, 4])["tokens"]
+    lengths = torch.tensor([4, 4])
+    plain = model.init_cache(tokens, lengths, 2)
+    named = model.init_cache(tokens, lengths, 2, [(0, 0), (0, 1)])
+    other = model.init_cache(tokens, lengths, 2, [(0, 0), (0, 2)])
+    for own, same, changed in zip(plain.memory, named.memory, other.memory, strict=True):
+        assert torch.equal(own[1], same[1])
+        assert torch.equal(own[1][0], changed[1][0])
+        assert not torch.equal(own[1][1], changed[1][1])
+
+
 # ---- inferring again
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from lightning_models.thinking_states.backbone import causal_mask
 from lightning_models.thinking_states.reading import finish_thoughts, open_thoughts, read_queries
-from tests.thinking_states.cases import GRIDS, V, exact, outspoken, query_of, ragged
+from tests.thinking_states.cases import GRIDS, V, build, exact, outspoken, query_of, ragged
 
 EXACT = {"atol": 1e-9, "rtol": 0}
 LENGTHS = [19, 3, 12, 1, 17, 8]
@@ -165,6 +166,14 @@ def test_a_thought_never_holds_padding():
     tokens = {token for row in read.thoughts() for thought in row for token in thought.tokens}
     assert tokens
     assert max(tokens) <= V + 1
+
+
+def test_masks_let_padding_see_itself():
+    """No row of a softmax is empty, else padding would turn into nan and spread."""
+    assert causal_mask(torch.zeros(1, 3, dtype=torch.bool), 3).any(dim=-1).all()
+    model = build()
+    read, _ = both(model, *ragged([1, 20], 0))
+    assert read.last.isfinite().all()
 
 
 @pytest.mark.parametrize("window", [None, 5])
