@@ -219,7 +219,7 @@ def test_wrong_options_are_named(verb, fails, named_path, verb_files, monkeypatc
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for options, expected in (
         (("--device", "cuda"), "device (cuda) is not available here"),
-        (("--set.dimm", "3"), "unexpected keyword argument 'dimm'"),
+        (("--set.dimm", "3"), "no setting dimm"),
         (("--packages", "[nowhere_to_be_found]"), "cannot import 'nowhere_to_be_found'"),
         (("--ouput", "a.json"), "--ouput"),
         (("--batch_size", "0"), "batch_size"),
