@@ -7,11 +7,14 @@ place               what it holds
 ``arguments``       options that commands share, and what they name
 ``api``             ``lightning_models.load``: a checkpoint from Python, without a command
 ``load``            models, data and tokenizers of checkpoints
-``output``          results for people, and files that are whole or not there
+``devices``         where models run, and the precision of their products
+``pretrained``      models of ``transformers`` that probes compare with
+``provenance``      what a result says of its checkpoint, data and settings
+``output``          files that are whole or not there, and the folders they go to
 ``cost``            what a score costs: FLOPs, steps and wall time
 ``runs``            runs and checkpoints: places, names, labels, logs
 ``run_metrics``     the table of runs: sizes, training cost, likelihood, tasks
-``comparison``      report of a comparison: checks, columns, tables; ``report.html`` is its page
+``compare_report``  report of ``compare``: checks, columns, tables; ``report.html`` is its page
 ``results``         results in the folder of a run: the same key is the same result
 ``tables``          frames as tables for people: text, Markdown
 ``figures``         figures from frames, and pictures and CSV as whole files

@@ -18,7 +18,7 @@ from evaluation.arguments import (
     add_which_argument,
     chosen,
 )
-from evaluation.comparison import (
+from evaluation.compare_report import (
     COMPUTE_FIGURE,
     FILES,
     LOSS_FIGURE,

@@ -1,4 +1,4 @@
-"""Results: tables for people, and files that are whole or not there."""
+"""Files that are whole or not there, and text of results for people."""
 
 import json
 import math

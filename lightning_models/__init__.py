@@ -14,6 +14,7 @@ a checkpoint: ``load("runs/first").generate("The function")``, see ``evaluation.
 | `checkpoint`, `shards` | checkpoints that run no code, whole or in parts |
 | `recipe` | class path and arguments that rebuild a model |
 | `flops` | FLOPs of layers and decoders |
+| `memory` | bytes of networks and batches, before they are allocated |
 | `runtime` | random state, gradients, sharded parameters |
 | `transformer/` | the plain decoder, and weights from `transformers` |
 | `thoughtbubbles/` ... `thinking_states/` | one paper each: equations to code in its first lines |

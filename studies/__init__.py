@@ -11,6 +11,6 @@ through ``evaluate.py``; what is finished is not done again, so a stopped study 
 | ``study`` | declarations: ``Study``, ``Run``, ``AnalysisSettings``, ``Search``, read from YAML |
 | ``runner`` | commands of the runs, executed where the records do not have them |
 | ``tune`` | hyperparameter search of the runs: ``python -m studies.tune`` |
-| ``report`` | results, tables, figure, and the marked section of the Markdown file |
+| ``results_page`` | results, tables, figure, and the marked section of the Markdown file |
 | ``__main__`` | the command line |
 """

@@ -6,6 +6,9 @@
 | ``arguments`` | first look at the command line, ranges of values, conflicts with a checkpoint |
 | ``checkpoints`` | which checkpoint ``--ckpt_path`` means; atomic writing |
 | ``records`` | ``config.yaml`` of a run with commit and versions; the run's id; its folder's lock |
+| ``plan`` | ``train.py plan``: parameters, tokens, FLOPs, memory and hours of a run |
+| ``synthetic`` | models without files, and batches of random tokens, for plans and benchmarks |
+| ``sizes`` | refuses sizes that the machine cannot hold |
 | ``listing`` | ``train.py list``: configs with parameters and tokens |
 | ``processes`` | ranks, what launchers have started, and that no rank is left over |
 | ``loggers`` | TensorBoard, CSV, W&B and MLflow logs of a run that may be resumed |

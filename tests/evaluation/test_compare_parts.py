@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evaluation.compare import curves_frame
-from evaluation.comparison import FILES, check_folder, close, equal, same_parts
+from evaluation.compare_report import FILES, check_folder, close, equal, same_parts
 from evaluation.output import write_folder
 from evaluation.run_metrics import (
     RunMetrics,
