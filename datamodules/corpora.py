@@ -53,6 +53,9 @@ class SplitText(TextDataModule):
         ValueError: An argument is unusable.
     """
 
+    # The option that gives each split documents of its own, for messages.
+    split_options: ClassVar[Mapping[Split, str]] = FILE_KEYS
+
     def __init__(self, *, train_tokens: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._train_tokens = train_tokens
@@ -79,6 +82,13 @@ class SplitText(TextDataModule):
 
     def expects(self, split: Split) -> bool:
         return split == "train" or self.has_own(split) or self.shares()[f"{split}_fraction"] > 0
+
+    def how_to_get(self, split: Split) -> str:
+        option = self.split_options[split]
+        if split == "train":
+            return f"Check data.{option} and data.train_tokens (now {self._train_tokens})."
+        key = f"{split}_fraction"
+        return f"Set data.{key} (now {getattr(self, key)}) or data.{option}."
 
     def documents(self, split: Split) -> Iterator[str]:
         if self.has_own(split) and not any(self.shares().values()):
@@ -232,12 +242,6 @@ class HubCorpus(SplitText):
         else:
             origin["hub"] = {split: place.identity for split, place in self._places.items()}
         return {**super().source(), **origin, **self.shares()}
-
-    def how_to_get(self, split: Split) -> str:
-        if split == "train":
-            return f"Check data.data_files and data.train_tokens (now {self._train_tokens})."
-        key = f"{split}_fraction"
-        return f"Set data.{key} (now {getattr(self, key)}), or {FILE_KEYS[split]} with data_files."
 
     def smaller_splits(self) -> str:
         own = ", files of their own (data.val_files, data.test_files)" if self.is_local else ""

@@ -73,6 +73,7 @@ class HubText(SplitText):
         "test_fraction",
     }
     object_arguments: ClassVar[tuple[str, ...]] = ("dataset",)
+    split_options: ClassVar[Mapping[Split, str]] = {split: f"{split}_split" for split in SPLITS}
 
     def __init__(
         self,
@@ -318,12 +319,6 @@ class HubText(SplitText):
             "The only row of the train split is cut into passages at ends of paragraphs, of which "
             f"{shares} are held out."
         ]
-
-    def how_to_get(self, split: Split) -> str:
-        if split == "train":
-            return f"Check data.train_split and data.train_tokens (now {self.train_tokens})."
-        key = f"{split}_fraction"
-        return f"Set data.{key} (now {getattr(self, key)}) or data.{split}_split."
 
     def smaller_splits(self) -> str:
         return "more rows, splits of the dataset (data.val_split, data.test_split)"

@@ -203,18 +203,17 @@ def data_recipe(settings: Namespace, checkpoint: Checkpoint) -> Recipe | None:
     return {**recipe, "init_args": {**recipe["init_args"], **sizes}}
 
 
-def _parse_data(words: Sequence[str], trained: Recipe | None, split: Split) -> Recipe:
-    """Returns the recipe of the data that words name, see ``data_recipe``."""
+def _parse_data(words: Sequence[str], trained: Recipe | None, split: Split) -> Recipe | None:
+    """Returns the recipe of the data that words name, see ``data_recipe``; null names none."""
     import_public_classes("datamodules")  # the parser knows the short names of imported classes
     parser = ExactParser(exit_on_error=False)
     parser.add_subclass_arguments(LanguageDataModule, "data")
     if trained is not None:
         parser.set_defaults({"data": trained})
-        found = parser.parse_args(words).data
-        if found is None:  # --data null
-            return trained
-        typed = found.as_dict()
-        parser.set_defaults({"data": _default_recipe(trained, typed, split)})
+    typed = parser.parse_args(words).data
+    if trained is None or typed is None:
+        return trained if typed is None else typed.as_dict()
+    parser.set_defaults({"data": _default_recipe(trained, typed.as_dict(), split)})
     recipe: Recipe = parser.parse_args(words).data.as_dict()
     return recipe
 

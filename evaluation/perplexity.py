@@ -119,9 +119,8 @@ def measure_perplexity(
     """
     source = data.evaluation_source(split)
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
-    how: dict[str, Any] = {}
-    if getattr(model.config, "uses_budget", False):  # also where it is as trained
-        how["budget"] = model.config.budget
+    uses_budget = getattr(model.config, "uses_budget", False)
+    how = {"budget": model.config.budget} if uses_budget else {}  # also where it is as trained
     pairs: PairedScores | None = None
     compute, start = ComputeCounter(), time.perf_counter()
     if mode == "blockwise":

@@ -1,12 +1,15 @@
 """Scoring other data than those of the training."""
 
 import shutil
+from types import SimpleNamespace
 
 import datasets
 import pytest
+from jsonargparse import Namespace
 
 from datamodules import HubText, LocalText, Store
 from datamodules.tokenizers import tokenizer_from_state
+from evaluation.arguments import data_recipe
 from evaluation.cli import main
 from lightning_models.checkpoint import read_checkpoint
 
@@ -159,6 +162,11 @@ def test_a_dataset_made_in_python_is_scored_from_its_store_or_asked_for(
 def test_null_is_the_checkpoints_own_data(reports, checkpoint_path, words):
     data = reports("perplexity", "--ckpt", checkpoint_path, *words)[0]["data"]
     assert data["fingerprint"] == data["trained_on"]
+
+
+def test_null_names_no_data_where_there_are_none():
+    settings = Namespace(data=["--data=null"], split="val", batch_size=None)
+    assert data_recipe(settings, SimpleNamespace(data_recipe=None)) is None
 
 
 def test_an_option_without_a_value_takes_no_other_option(checkpoint_path, capsys):
