@@ -106,8 +106,7 @@ def measure_perplexity(
         checkpoint: The checkpoint of the model.
         model: The model in eval mode.
         data: Data that are prepared and set up.
-        mode: 'blockwise' scores each token once, whole windows in one pass; 'autoregressive' scores
-            some tokens, each from its prefix alone (`evaluation.autoregressive`).
+        mode: Whole windows in one pass, or some tokens, each from its prefix alone.
         positions: Number of tokens that autoregressive mode draws, or None for all.
         seed: Seed of that draw.
         split: Documents to score.
