@@ -8,6 +8,7 @@
 | `WikiText103` | 28,475 good and featured articles of Wikipedia, one document each |
 """
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from tqdm import tqdm
 
 from datamodules.base import none_of, refuse
@@ -24,7 +26,7 @@ from datamodules.corpus import REMOVE_REPEATS, published_repeats, split_document
 from datamodules.files import PARQUET_SUFFIXES, format_of
 from datamodules.hub import HubFiles, HubSplit, check_revision
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
-from datamodules.order import shuffled
+from datamodules.order import in_order, shuffled
 from datamodules.readers import (
     Reading,
     has_text,
@@ -261,8 +263,11 @@ class HubCorpus(SplitText):
         return self.files[split] if self.is_local else self._hub[split]
 
 
+_NANOGPT_SHARE, _NANOGPT_SEED = 0.0005, 2357  # of its data/openwebtext/prepare.py
+
+
 class OpenWebText(HubCorpus):
-    """OpenWebText; the last 100,000 documents are the validation split.
+    """OpenWebText; the last 100,000 documents are the validation split, or nanoGPT's 0.05 %.
 
     The hub has one split. A token cap reads only its beginning, so validation is then the *first*
     `val_documents` documents, training begins after them, and the log and meta.json say so. Your
@@ -273,22 +278,51 @@ class OpenWebText(HubCorpus):
     Args:
         val_documents: Documents held out for validation, where there are no val_files.
         test_fraction: Share of the remaining documents held out for the test.
+        split: 'last' holds out `val_documents`; 'nanogpt' holds out 0.05 % of the documents, drawn
+            as nanoGPT's data/openwebtext/prepare.py does, by `datasets`' ``train_test_split`` with
+            the seed 2357: the same documents in the same order. It needs the number of documents,
+            so it reads all of them, and they wait in a temporary file in `cache_dir`.
         **kwargs: See `HubCorpus`; val_fraction has no effect here.
 
     Raises:
-        ValueError: val_documents is negative; when preparing: the corpus has no more documents.
+        ValueError: val_documents is negative, or split='nanogpt' comes with train_tokens,
+            val_files or test_fraction; when preparing: the corpus has no more documents.
     """
 
-    not_in_source = HubCorpus.not_in_source | {"val_documents"}
+    not_in_source = HubCorpus.not_in_source | {"val_documents", "split"}
 
     def __init__(
-        self, *, val_documents: int = 100_000, test_fraction: float = 0.0, **kwargs: Any
+        self,
+        *,
+        val_documents: int = 100_000,
+        test_fraction: float = 0.0,
+        split: Literal["last", "nanogpt"] = "last",
+        **kwargs: Any,
     ) -> None:
         super().__init__(test_fraction=test_fraction, **kwargs)
         self._val_documents = val_documents
+        self._split = split
         if val_documents < 0:
             raise ValueError(
                 f"val_documents={val_documents} must not be negative; 0 does without validation."
+            )
+        refuse(none_of(("last", "nanogpt"), split=split))
+        if split == "nanogpt":
+            self._refuse_with_nanogpt(test_fraction)
+
+    def _refuse_with_nanogpt(self, test_fraction: float) -> None:
+        """Raises a ValueError for options that contradict nanoGPT's split."""
+        if self.train_tokens is not None:
+            raise ValueError(
+                f"train_tokens={self.train_tokens} reads a part of the corpus, and split='nanogpt' "
+                "draws from all documents, whose number must be known. Set data.train_tokens to "
+                "null, or data.split to last."
+            )
+        if self.has_own("val") or test_fraction:
+            raise ValueError(
+                "split='nanogpt' holds out 0.05 % of the documents for validation and none for the "
+                "test. Set data.val_files to null and data.test_fraction to 0, or data.split to "
+                "last."
             )
 
     def hub_split(self, split: Split) -> HubSplit | None:
@@ -307,6 +341,8 @@ class OpenWebText(HubCorpus):
     def source(self) -> dict[str, Any]:
         where = "first" if self._from_the_head else "last"
         rule = {} if self.has_own("val") else {"val": f"{where} {self._val_documents} documents"}
+        if self._split == "nanogpt":
+            rule = {"val": f"train_test_split({_NANOGPT_SHARE}, seed {_NANOGPT_SEED})"}
         return {**super().source(), **rule}
 
     def notes(self) -> list[str]:
@@ -320,18 +356,23 @@ class OpenWebText(HubCorpus):
 
     def expects(self, split: Split) -> bool:
         if split == "val" and not self.has_own("val"):
-            return self._val_documents > 0
+            return self._split == "nanogpt" or self._val_documents > 0
         return super().expects(split)
 
     def how_to_get(self, split: Split) -> str:
         if split == "test":
             return super().how_to_get(split)
+        if self._split == "nanogpt":
+            return "0.05 % of the documents validate: give more, or set data.split to last."
         return f"Change data.val_documents, now {self._val_documents}."
 
     def documents(self, split: Split) -> Iterator[str]:
         return (text for s, text in self.labelled_documents() if s == split)
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
+        if self._split == "nanogpt":
+            yield from self._drawn()
+            return
         if self.has_own("val") or not self._val_documents:
             yield from super().labelled_documents()
             return
@@ -347,6 +388,26 @@ class OpenWebText(HubCorpus):
             for text in self.read("test"):
                 yield "test", text
         yield from split_documents(rest, **self.shares())
+
+    def _drawn(self) -> Iterator[tuple[Split, str]]:
+        """Yields nanoGPT's validation documents, then the rest, each in its order.
+
+        ``train_test_split`` numbers all rows, so empty ones are left out only afterwards.
+        """
+        held_out = 0
+
+        def permutation(count: int) -> np.ndarray:
+            nonlocal held_out
+            held_out = math.ceil(_NANOGPT_SHARE * count)
+            return np.random.default_rng(_NANOGPT_SEED).permutation(count)
+
+        rows = chain.from_iterable(map(self.read_file, self._paths("train")))
+        for index, text in enumerate(in_order(rows, permutation, self.cache_dir)):
+            if has_text(text):
+                yield "val" if index < held_out else "train", text
+        if self.has_own("test"):
+            for text in self.read("test"):
+                yield "test", text
 
     def _count(self) -> int:
         """Returns the number of documents.

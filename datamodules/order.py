@@ -273,18 +273,38 @@ class RowOrder:
 # Documents that do not fit into memory
 
 
-def shuffled(documents: Iterable[str], *, seed: int, folder: Path) -> Iterator[str]:
-    """Yields the documents in an order that is a pure function of their number and `seed`.
+def in_order(
+    documents: Iterable[str], order: Callable[[int], np.ndarray], folder: Path
+) -> Iterator[str]:
+    """Yields the documents in an order that is known once their number is.
 
-    They wait in a temporary file in `folder`, as large as the text; memory holds 8 bytes a
-    document. The order sorts raw Philox output, which is the same in every version of numpy.
+    They wait in a temporary file, as large as the text; memory holds 8 bytes a document, and the
+    order.
+
+    Args:
+        documents: Texts, read once.
+        order: Returns the order of as many documents, a permutation (count,).
+        folder: Holds the temporary file; made where missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
         ends = array("q", [0])
         for text in documents:
             ends.append(ends[-1] + file.write(text.encode("utf-8", "surrogatepass")))
-        philox = np.random.Philox(key=[seed, _SHUFFLE])
-        for i in np.argsort(philox.random_raw(len(ends) - 1), kind="stable"):
+        for i in order(len(ends) - 1):
             file.seek(ends[i])
             yield file.read(ends[i + 1] - ends[i]).decode("utf-8", "surrogatepass")
+
+
+def shuffled(documents: Iterable[str], *, seed: int, folder: Path) -> Iterator[str]:
+    """Yields the documents in an order that is a pure function of their number and `seed`.
+
+    The order sorts raw Philox output, which is the same in every version of numpy; see `in_order`
+    for where the documents wait.
+    """
+
+    def order(count: int) -> np.ndarray:
+        philox = np.random.Philox(key=[seed, _SHUFFLE])
+        return np.argsort(philox.random_raw(count), kind="stable")
+
+    return in_order(documents, order, folder)

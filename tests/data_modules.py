@@ -150,8 +150,15 @@ DATA_MODULES = [
     DataModuleCase(
         "OpenWebText",
         {**PAGES_FILE, "val_documents": 9},
-        ({"val_documents": -1}, {"revision": "x"}),
+        (
+            {"val_documents": -1},
+            {"revision": "x"},
+            {"split": "first"},
+            {"split": "nanogpt", "train_tokens": 100},
+            {"split": "nanogpt", "test_fraction": 0.1},
+        ),
     ),
+    DataModuleCase("OpenWebText", {**PAGES_FILE, "split": "nanogpt"}),
     DataModuleCase("PeS2o", {**PAGES_FILE, "val_fraction": 0.1}, ({"train_tokens": 0},)),
     DataModuleCase(
         "Pile", {**WINDOWS, "data_files": "pile.jsonl", "pile_sets": ["ArXiv"], "val_fraction": 0.1}

@@ -6,13 +6,22 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from datamodules import CorpusUnavailableError, OpenWebText, PeS2o, Pile, WikiText103
+from datamodules import (
+    CorpusUnavailableError,
+    OpenWebText,
+    PeS2o,
+    Pile,
+    WikiText103,
+    encoding,
+    prepare,
+)
 from datamodules.corpora import articles
 from datamodules.order import shuffled
 from datamodules.store import SPLITS
@@ -97,6 +106,59 @@ def test_openwebtext_with_files_for_validation_or_without(tmp_path, owt_files):
     assert held_out[2] in (5, 6)
     with pytest.raises(ValueError, match=r"test split .*data\.test_fraction"):
         without.test_dataloader()
+
+
+@pytest.mark.parametrize("count", [3, 2003, 4001])
+def test_nanogpts_split_is_that_of_datasets(tmp_path, count):
+    """Document by document, in the same order; datasets counts the empty rows too."""
+    rows = [f"Page {i}" if i % 50 else " " for i in range(count)]
+    write_parquet(tmp_path / "a.parquet", rows[: count // 2])
+    (tmp_path / "b.jsonl").write_bytes(jsonl(rows[count // 2 :]))
+    files = [str(tmp_path / name) for name in ("a.parquet", "b.jsonl")]
+    data = prepared(OpenWebText, tmp_path, data_files=files, split="nanogpt")
+    whole = datasets.Dataset.from_dict({"text": rows})
+    theirs = whole.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+    for ours, name in (("train", "train"), ("val", "test")):
+        expected = [text for text in theirs[name]["text"] if text.strip()]
+        assert texts_of(data, ours) == expected == list(data.documents(ours))
+    assert data.counts("test").documents == 0
+    others = [OpenWebText(data_files=files, val_documents=n).fingerprint for n in (3, 4)]
+    assert data.fingerprint not in others
+    again = OpenWebText(**{**data.recipe()["init_args"], "val_documents": 3})
+    assert again.fingerprint == data.fingerprint
+
+
+def test_nanogpts_split_goes_on_after_a_kill(tmp_path, monkeypatch, owt_files):
+    monkeypatch.setattr(encoding, "CHUNK_DOCUMENTS", 5)
+    monkeypatch.setattr(encoding, "PART_BYTES", 150)
+    options = {"data_files": owt_files, "split": "nanogpt", "num_proc": 1}
+    whole = prepared(OpenWebText, tmp_path / "whole", **options)
+    finish, left = prepare._Partial._finish_part, [3]
+
+    def killed(partial, writer, place):
+        if not left:
+            raise KeyboardInterrupt
+        left.append(left.pop() - 1)
+        finish(partial, writer, place)
+        if not left[0]:
+            left.clear()
+
+    monkeypatch.setattr(prepare._Partial, "_finish_part", killed)
+    with (
+        pytest.warns(UserWarning, match="tokens that were written are kept"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        prepared(OpenWebText, tmp_path, **options)
+    monkeypatch.setattr(prepare._Partial, "_finish_part", finish)
+    again = prepared(OpenWebText, tmp_path, **options)
+    names = sorted(path.name for path in whole.store_dir.iterdir())
+    assert names == sorted(path.name for path in again.store_dir.iterdir())
+    assert len(names) > 9
+    for name in names:
+        assert (whole.store_dir / name).read_bytes() == (again.store_dir / name).read_bytes()
+    assert [path for path in (tmp_path / "cache").iterdir() if path.is_file()] == [
+        tmp_path / "cache" / f".{again.fingerprint}.lock"
+    ]
 
 
 def test_too_few_documents_to_hold_out(tmp_path, owt_files):
