@@ -7,7 +7,8 @@
 | `text` | `TextDataModule`: a corpus as batches of windows; write `documents(split)` |
 | `local_corpora` | `LocalText`: your own txt, jsonl and parquet files; `PythonDocs` |
 | `corpora` | `SplitText`, `HubCorpus`: from the hub, or your copy; token cap |
-| | `OpenWebText`, `PeS2o`, `Pile`, `WikiText103` |
+| | `OpenWebText`, `PeS2o`, `WikiText103` |
+| `pile` | `Pile`: as text, or as the tokens that PonderLM's authors published |
 | `hub_text` | `HubText`: any dataset of the `datasets` library, by name or as an object |
 | `zero_shot` | `ZeroShotText`: sets that papers score and do not train on |
 | `detokenizers` | from benchmark text to text as people write it, for those sets |
@@ -56,13 +57,13 @@ if TYPE_CHECKING:
     from datamodules.corpora import HubCorpus as HubCorpus
     from datamodules.corpora import OpenWebText as OpenWebText
     from datamodules.corpora import PeS2o as PeS2o
-    from datamodules.corpora import Pile as Pile
     from datamodules.corpora import WikiText103 as WikiText103
     from datamodules.corpus import TextCorpus as TextCorpus
     from datamodules.hub import CorpusUnavailableError as CorpusUnavailableError
     from datamodules.hub_text import HubText as HubText
     from datamodules.local_corpora import LocalText as LocalText
     from datamodules.local_corpora import PythonDocs as PythonDocs
+    from datamodules.pile import Pile as Pile
     from datamodules.readers import read_prompts as read_prompts
     from datamodules.reasoning import Example as Example
     from datamodules.reasoning import Kinship as Kinship
@@ -87,11 +88,12 @@ if TYPE_CHECKING:
 _NAMES = {
     "datamodules.answers": "AnswerDataModule answer_batch",
     "datamodules.base": "BatchLoader BatchSource LanguageDataModule",
-    "datamodules.corpora": "HubCorpus OpenWebText PeS2o Pile WikiText103",
+    "datamodules.corpora": "HubCorpus OpenWebText PeS2o WikiText103",
     "datamodules.corpus": "TextCorpus",
     "datamodules.hub": "CorpusUnavailableError",
     "datamodules.hub_text": "HubText",
     "datamodules.local_corpora": "LocalText PythonDocs",
+    "datamodules.pile": "Pile",
     "datamodules.readers": "read_prompts",
     "datamodules.reasoning": "Example Kinship ReasoningDataModule ReasoningGSM8K "
     "StateTracking TwoHop Wording",

@@ -106,6 +106,23 @@ class Continuation(str):
     """A document that continues the one before it, e.g. an answer: no BOS, no dummy prefix."""
 
 
+class Encoded(str):
+    """A document that was published as tokens: their uint16 bytes, read as Latin-1.
+
+    As a str it passes through chunks and worker processes like a text, at 2 bytes a token.
+    """
+
+    @classmethod
+    def of(cls, ids: np.ndarray) -> "Encoded":
+        """Returns the document of token ids (N,), without EOS."""
+        return cls(ids.astype("<u2").tobytes().decode("latin-1"))
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Its tokens, (N,) int64."""
+        return np.frombuffer(self.encode("latin-1"), dtype="<u2").astype(np.int64)
+
+
 def as_utf8(text: str) -> tuple[str, int]:
     """Returns `text` with lone surrogates replaced by U+FFFD, and the number of its UTF-8 bytes."""
     try:
@@ -148,7 +165,12 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
     """Returns the tokens of a chunk: of each document BOS where there is one, its ids, EOS."""
     measured = _encoded(tokenizer, chunk.texts)
     bos_id = tokenizer.text_bos_id
-    begins = [bos_id is not None and not isinstance(t, Continuation) for t in chunk.texts]
+    given = (Continuation, Encoded)  # texts that do not begin with BOS, or have all their tokens
+    begins = [bos_id is not None and not isinstance(t, given) for t in chunk.texts]
+    text_sizes = [
+        int(tokenizer.token_bytes[ids].sum()) if isinstance(text, Encoded) else size
+        for text, size, (ids, _) in zip(chunk.texts, chunk.sizes, measured, strict=True)
+    ]
     lengths = np.array(
         [begin + len(ids) + 1 for begin, (ids, _) in zip(begins, measured, strict=True)],
         dtype="<i8",
@@ -166,7 +188,7 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
             covered[end - 1] = size - sizes.sum()  # a text that normalises to nothing
     return EncodedChunk(
         splits=chunk.splits,
-        sizes=np.array(chunk.sizes, dtype="<i8"),
+        sizes=np.array(text_sizes, dtype="<i8"),
         lengths=lengths,
         tokens=tokens,
         token_sizes=covered,
@@ -179,7 +201,11 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarra
     continued = [isinstance(text, Continuation) for text in texts]
     if tokenizer.exact_bytes:
         # without a dummy prefix, so that continuations are texts like any other
-        return [(ids, _NO_SIZES) for ids in tokenizer.encode_arrays(texts)]
+        written = iter(tokenizer.encode_arrays([t for t in texts if not isinstance(t, Encoded)]))
+        return [
+            (_known(text.ids, tokenizer) if isinstance(text, Encoded) else next(written), _NO_SIZES)
+            for text in texts
+        ]
     later = iter(
         tokenizer.measure_continuations([t for t, c in zip(texts, continued, strict=True) if c])
     )
@@ -187,6 +213,16 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarra
         tokenizer.encode_measured([t for t, c in zip(texts, continued, strict=True) if not c])
     )
     return [next(later if c else first) for c in continued]
+
+
+def _known(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns the ids; raises a ValueError if one is outside the vocabulary."""
+    if ids.size and ids.max() >= tokenizer.vocab_size:
+        raise ValueError(
+            f"The corpus holds the token {ids.max()}, and the tokenizer has "
+            f"{tokenizer.vocab_size}: set data.tokenizer to the one that it was made with."
+        )
+    return ids
 
 
 _NO_SIZES = np.empty(0, dtype=np.int64)

@@ -32,7 +32,8 @@ class HubSplit:
         config: Configuration, None for the only one.
         files: Glob of jsonl files in the repository, where it has other files too.
         revision: Commit, branch or tag; None: the newest commit.
-        pattern: Glob of its files; * also matches /. Empty: `files`.
+        pattern: Glob of its files, or several with | between them; * also matches /. Empty:
+            `files`.
     """
 
     name: str
@@ -75,7 +76,7 @@ class HubFiles:
 
     Args:
         name: Repository.
-        pattern: Glob of their paths in it; * also matches /.
+        pattern: Glob of their paths in it, or several with | between them; * also matches /.
         revision: Commit, branch or tag; None: the newest commit.
         corpus: Who asks, for messages.
         place: Which split or files, for messages.
@@ -173,7 +174,8 @@ class HubFiles:
         return folder.name, files
 
     def _fitting(self, names: Iterator[str]) -> list[str]:
-        return sorted(name for name in names if fnmatchcase(name, self._pattern))
+        globs = self._pattern.split("|")
+        return sorted(n for n in names if any(fnmatchcase(n, pattern) for pattern in globs))
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

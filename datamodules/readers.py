@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules.files import CHUNK, HEAD, Format, format_of, not_utf8, open_text
@@ -489,6 +490,60 @@ def read_column(path: Path, field: str) -> Iterator[str]:
             for value in values:
                 row += 1
                 yield text_of({field: value}, field, f"{path}, row {row}")
+
+
+# ---- documents that are tokens already
+
+TOKEN_SUFFIXES = (".arrow", ".bin")
+
+
+def read_tokens(path: Path, column: str = "input_ids") -> Iterator[np.ndarray]:
+    """Yields the token ids of a file in pieces (N,), which are cut anywhere.
+
+    Args:
+        path: .arrow: rows of ids as `datasets` saves them; .bin: uint16 ids, one after another
+            (nanoGPT, Megatron), whatever the length of its rows.
+        column: Column of the .arrow file that has the ids.
+
+    Raises:
+        ValueError: The file is damaged, or has no such column.
+    """
+    import pyarrow as pa
+
+    if path.suffix == ".bin":
+        if path.stat().st_size % 2:
+            raise ValueError(f"{path}: uint16 tokens take 2 bytes each, and it has an odd number.")
+        ids = np.memmap(path, "<u2", "r") if path.stat().st_size else np.empty(0, "<u2")
+        for start in range(0, len(ids), CHUNK):
+            yield np.asarray(ids[start : start + CHUNK])
+        return
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
+            if column not in batches.schema.names:
+                raise ValueError(
+                    f"{path}: there is no column {column!r}, the columns are "
+                    f"{', '.join(map(repr, batches.schema.names))}."
+                )
+            for batch in batches:
+                yield batch.column(column).flatten().to_numpy(zero_copy_only=False)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(
+            f"{path} is not an Arrow stream, or cut off ({first_line(error)}). Get it again."
+        ) from error
+
+
+def cut_at(eos_id: int, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields the documents in pieces of token ids, each without the EOS that ends it."""
+    begun = np.empty(0, dtype=np.int64)
+    for piece in pieces:
+        ids = np.concatenate([begun, piece])
+        start = 0
+        for end in np.flatnonzero(ids == eos_id).tolist():
+            yield ids[start:end]
+            start = end + 1
+        begun = ids[start:]
+    if len(begun):
+        yield begun
 
 
 # ---- prompts for `predict`

@@ -163,7 +163,9 @@ DATA_MODULES = [
     DataModuleCase(
         "Pile", {**WINDOWS, "data_files": "pile.jsonl", "pile_sets": ["ArXiv"], "val_fraction": 0.1}
     ),
-    DataModuleCase("Pile", {**PAGES_FILE, "val_fraction": 0.1}, ({"pile_sets": ["Wiki"]},)),
+    DataModuleCase(
+        "Pile", {**PAGES_FILE, "val_fraction": 0.1}, ({"pile_sets": ["Wiki"]}, {"copy": "x"})
+    ),
     DataModuleCase(
         "WikiText103",
         {**WINDOWS, "data_files": "wiki.raw", "shuffle_seed": 3},

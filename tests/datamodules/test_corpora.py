@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from tokenizer_files import byte_level
 
 from datamodules import (
     CorpusUnavailableError,
@@ -25,6 +26,7 @@ from datamodules import (
 from datamodules.corpora import articles
 from datamodules.order import shuffled
 from datamodules.store import SPLITS
+from datamodules.tokenizers import load_tokenizer
 
 PAGES = [f"Page {i}: " + "word " * (i % 7 + 1) for i in range(60)]
 PILE_NAMES = ["ArXiv", "Wikipedia (en)", "Github"]
@@ -213,8 +215,9 @@ def test_the_pile_takes_the_neox_tokenizer_unless_told():
 def test_collections_that_cannot_be_chosen(tmp_path, pile_files):
     with pytest.raises(ValueError, match=r"pile_sets=\['Wiki'\] .* Choose from: ArXiv"):
         Pile(pile_sets=["Wiki"])
-    with pytest.raises(ValueError, match=r"pile_sets needs files .* Pass data.data_files"):
-        Pile(pile_sets=["ArXiv"])
+    for options in ({}, {"copy": "tokenized"}):
+        with pytest.raises(ValueError, match=r"pile_sets needs files .* pass data.data_files"):
+            Pile(pile_sets=["ArXiv"], **options)
     with pytest.raises(ValueError, match="train split has no documents"):
         prepared(Pile, tmp_path, **pile_files, pile_sets=["EuroParl"])
     (tmp_path / "plain.jsonl").write_bytes(jsonl(PAGES))
@@ -223,6 +226,89 @@ def test_collections_that_cannot_be_chosen(tmp_path, pile_files):
     write_parquet(tmp_path / "p.parquet", PAGES)
     with pytest.raises(ValueError, match="pile_sets needs the Pile's jsonl files"):
         prepared(Pile, tmp_path, data_files=str(tmp_path / "p.parquet"), pile_sets=["ArXiv"])
+
+
+def test_the_uncopyrighted_pile_has_splits_and_collections_of_its_own(tmp_path, hub, caplog):
+    folder = hub.repository("monology/pile-uncopyrighted")
+    parts = {"train/00": PAGES[:30], "train/01": PAGES[30:45], "val": PAGES[45:54]}
+    for name, texts in {**parts, "test": PAGES[54:]}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        packed = zstandard.ZstdCompressor().compress(pile_jsonl(texts))
+        (folder / f"{name}.jsonl.zst").write_bytes(packed)
+    with caplog.at_level("INFO"):
+        whole = prepared(Pile, tmp_path, copy="uncopyrighted")
+    assert [texts_of(whole, s) for s in SPLITS] == [PAGES[:45], PAGES[45:54], PAGES[54:]]
+    assert "Pile: The Pile is monology/pile-uncopyrighted, " in caplog.text
+    some = prepared(Pile, tmp_path, copy="uncopyrighted", pile_sets=["Github"], train_tokens=60)
+    assert texts_of(some, "val") == [p for i, p in enumerate(PAGES[45:54]) if i % 3 == 2]
+    assert 0 < some.counts("train").tokens <= 60
+    with pytest.raises(ValueError, match=r"copy='uncopyrighted' .*Set data\.copy"):
+        Pile(copy="uncopyrighted", data_files="00.jsonl.zst")
+
+
+@pytest.fixture
+def neox(tmp_path) -> str:
+    """A tokenizer of GPT-NeoX's kind, whose EOS is not the first id here."""
+    path = tmp_path / "neox.json"
+    byte_level(words=["word", "Page"]).save(str(path))
+    return str(path)
+
+
+@pytest.fixture
+def token_rows(neox) -> np.ndarray:
+    """PAGES with an EOS after each, joined, in rows of 64 uint16 ids; the last row is full."""
+    tokenizer = load_tokenizer(neox)
+    ids = [i for page in PAGES for i in (*tokenizer.encode(page), tokenizer.eos_id)]
+    ids += tokenizer.encode("?" * (-len(ids) % 64))
+    return np.array(ids, dtype="<u2").reshape(-1, 64)
+
+
+def test_published_tokens_are_stored_as_they_are(tmp_path, hub, neox, token_rows, caplog):
+    """As LLaMA-Factory writes its tokenized_path: a DatasetDict saved by `datasets`."""
+    features = datasets.Features({"input_ids": datasets.List(datasets.Value("uint16"))})
+    rows = datasets.Dataset.from_dict({"input_ids": token_rows}, features=features)
+    saved = datasets.DatasetDict({"train": rows, "validation": rows.select(range(2))})
+    folder = hub.repository("hyq718/uint16smallpile")
+    saved.save_to_disk(str(folder), num_shards={"train": 3, "validation": 1})
+    options = {"copy": "tokenized", "tokenizer": neox, "val_fraction": 0.1, "test_fraction": 0.0}
+    with caplog.at_level("INFO"):
+        data = prepared(Pile, tmp_path, **options)
+    assert "The Pile is hyq718/uint16smallpile, " in caplog.text
+    texts = [*texts_of(data, "train"), *texts_of(data, "val")]
+    tail = [text for text in texts if not text.startswith("Page")]
+    assert sorted(texts) == sorted([*PAGES, *tail])
+    assert len(tail) == 1
+    stored = np.concatenate([data.stream(s).gather(np.arange(len(data.stream(s)))) for s in SPLITS])
+    assert sorted([*token_rows.ravel(), data.tokenizer.eos_id]) == sorted(stored)
+    assert list(data.documents("val")) == texts_of(data, "val") != []
+    for split in ("train", "val"):
+        size = sum(len(text.encode()) for text in texts_of(data, split))
+        assert data.counts(split).utf8_bytes == size
+    token_rows.tofile(tmp_path / "tokens.bin")
+    flat = prepared(Pile, tmp_path, **options, data_files=str(tmp_path / "tokens.bin"))
+    assert [texts_of(flat, s) for s in SPLITS] == [texts_of(data, s) for s in SPLITS]
+    capped = prepared(Pile, tmp_path, **options, train_tokens=200)
+    assert texts_of(capped, "train") == texts_of(data, "train")[: len(texts_of(capped, "train"))]
+    assert len({d.fingerprint for d in (data, flat, capped)}) == 3
+
+
+def test_tokens_of_another_tokenizer_or_in_other_files_are_refused(tmp_path, neox, token_rows):
+    options = {"copy": "tokenized", "tokenizer": neox, "data_files": str(tmp_path / "tokens.bin")}
+    (token_rows + 300).tofile(tmp_path / "tokens.bin")
+    with pytest.raises(ValueError, match=r"holds the token \d+, .* set data\.tokenizer"):
+        prepared(Pile, tmp_path, **options)
+    (tmp_path / "tokens.bin").write_bytes(b"odd")
+    with pytest.raises(ValueError, match=r"tokens\.bin: uint16 tokens"):
+        prepared(Pile, tmp_path, **options)
+    (tmp_path / "a.arrow").write_bytes(b"no stream")
+    with pytest.raises(ValueError, match=r"a\.arrow is not an Arrow stream"):
+        prepared(Pile, tmp_path, **{**options, "data_files": str(tmp_path / "a.arrow")})
+    (tmp_path / "a.jsonl").write_bytes(jsonl(PAGES))
+    with pytest.raises(ValueError, match=r"a\.jsonl: copy='tokenized' reads"):
+        prepared(Pile, tmp_path, **{**options, "data_files": str(tmp_path / "a.jsonl")})
+    for name in ("bytes", "gpt2", "bpe:300"):
+        with pytest.raises(ValueError, match=r"copy='tokenized' .*Set data\.tokenizer"):
+            Pile(copy="tokenized", tokenizer=name)
 
 
 # What all have
