@@ -466,7 +466,9 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             return self.loss(batch)
 
     def progress(self, schedule: str) -> float:
-        """Returns how much of the run is done, in [0, 1]; 1 without a run.
+        """Returns how much of the schedule is done, in [0, 1]; 1 without a run.
+
+        The schedule is as long as the run, or ``optimizer.horizon``.
 
         Args:
             schedule: key and value of what needs to know, for the message.
@@ -476,13 +478,13 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """
         if self._trainer is None:
             return 1.0
-        steps = self._trainer.estimated_stepping_batches
+        steps = self.optimizer_config.horizon or self._trainer.estimated_stepping_batches
         if math.isinf(steps):
             raise ValueError(
-                f"{schedule} follows the run, which has no end; set trainer.max_steps or "
-                "trainer.max_epochs"
+                f"{schedule} follows the run, which has no end; set trainer.max_steps, "
+                "trainer.max_epochs or optimizer.horizon"
             )
-        return self._trainer.global_step / steps
+        return min(1.0, self._trainer.global_step / steps)
 
     # ---- optimiser
 

@@ -36,6 +36,9 @@ class OptimizerConfig:
     """Learning rate at the end, as a fraction of lr."""
     decay_fraction: float = 0.1
     """Share of all steps in which wsd decays."""
+    horizon: int | None = None
+    """Optimiser steps over which the schedule runs, and what else follows the run, such as
+    ``inner_lr``; a run that is shorter stops before its end. Null: the steps of the run."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -49,6 +52,10 @@ class OptimizerConfig:
             raise ValueError(
                 f"warmup ({self.warmup:g}) must be a fraction of all steps below 1, or a whole "
                 "number of steps"
+            )
+        if self.horizon is not None and self.horizon < 1:
+            raise ValueError(
+                f"horizon ({self.horizon}) must be at least 1, or null for the steps of the run"
             )
         for key in ("min_lr_ratio", "decay_fraction"):
             if not 0 <= getattr(self, key) <= 1:
@@ -96,15 +103,19 @@ def schedule_factor(config: OptimizerConfig, total_steps: float) -> Callable[[in
 
     Args:
         config: see its fields.
-        total_steps: optimiser steps of the whole run; may be infinite for ``constant``.
+        total_steps: optimiser steps of the whole run, which count where ``horizon`` is None; may
+            be infinite for ``constant``.
 
     Raises:
         ValueError: if the schedule needs an end that the run does not have.
     """
+    if config.horizon is not None:
+        total_steps = config.horizon
     if math.isinf(total_steps) and (config.schedule != "constant" or 0 < config.warmup < 1):
         raise ValueError(
             f"schedule ({config.schedule}) needs to know the number of steps; set "
-            "trainer.max_steps or trainer.max_epochs, or schedule=constant with warmup in steps"
+            "trainer.max_steps or trainer.max_epochs, or optimizer.horizon, or schedule=constant "
+            "with warmup in steps"
         )
     warmup = config.warmup if config.warmup >= 1 else config.warmup * total_steps
     return lambda step: _factor(config, step + 1, warmup if warmup else 0.0, total_steps)

@@ -3,6 +3,7 @@
 One of each kind of model on each kind of data also trains by the command line.
 """
 
+import math
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from methods import METHODS
 from omegaconf import OmegaConf
 from training_parser import parse_training, training_parser
 
-from lightning_models.optim import build_optimizer
+from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
 from training import main
 
 ROOT = Path(__file__).parent.parent
@@ -96,6 +97,7 @@ PUBLISHED = {
     "latent_thought/ltm_medium": 5.2e9,
     "latent_thought/ltm_large": 3e9,
     "latent_thought/ltm_large_public": 3e9,
+    "latent_thought/ltm_public": 60_000 * 512 * 1024,
     "thoughtbubbles/772m": 2.5e9,
     "thoughtbubbles/overfork_772m": 0.8e9,
     "ponderlm/70m": 15e9,
@@ -103,8 +105,23 @@ PUBLISHED = {
     "ponderlm/410m": 10e9,
     "ponderlm/ponderlm1_410m": 10e9,
 }
-"""Training tokens of the papers: LTM's Table 1 and section 3.3, Thoughtbubbles' section 3 and
-Table 4, PonderLM-3's section 4."""
+"""Training tokens of the papers: LTM's Table 1 and section 3.3 (of its public code: 60,000 steps),
+Thoughtbubbles' section 3 and Table 4, PonderLM-3's section 4."""
+
+
+def test_ltms_public_schedule_ends_after_its_60_000_steps():
+    """After 5,700 steps, 3 B tokens, its rate is 3.9e-4; a schedule of the run ends at 4e-5."""
+    rates = {}
+    for name in ("ltm_large", "ltm_large_public", "ltm_public"):
+        config = OmegaConf.load(ROOT / "configs" / "latent_thought" / f"{name}.yaml")
+        optimizer = OptimizerConfig(**config.model.init_args.optimizer)
+        factor = schedule_factor(optimizer, config.trainer.max_steps)
+        rates[name] = [optimizer.lr * factor(step) for step in (999, 5699, 59_999)]
+    assert rates["ltm_large"] == pytest.approx([4e-4, 4e-5, 4e-5])
+    assert rates["ltm_public"] == rates["ltm_large_public"]
+    cosine = 4e-5 + 3.6e-4 * 0.5 * (1 + math.cos(math.pi * 4700 / 59_000))
+    assert rates["ltm_public"] == pytest.approx([4e-4, cosine, 4e-5])
+    assert cosine == pytest.approx(3.94e-4, rel=1e-3)
 
 
 def stated_parameters(path):

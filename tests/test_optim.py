@@ -132,6 +132,17 @@ def test_steps_behind_the_end_keep_the_last_rate(schedule):
     assert factor(1000) == pytest.approx(1.0 if schedule == "constant" else 0.1)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+@pytest.mark.parametrize("warmup", [7, 0.1])
+def test_a_horizon_is_the_run_that_the_schedule_is_of(schedule, warmup):
+    whole = rates(200, schedule=schedule, warmup=warmup)
+    for total in (30, 200, 250):
+        factors = rates(total, schedule=schedule, warmup=warmup, horizon=200)
+        assert factors == [*whole, *[whole[-1]] * 50][:total]
+    options = {"schedule": schedule, "warmup": warmup, "horizon": 200}
+    assert schedule_factor(OptimizerConfig(**options), math.inf)(9) == whole[9]
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     schedule=st.sampled_from(["cosine", "linear", "wsd", "constant"]),

@@ -120,6 +120,7 @@ OPTIMIZER = [
     *each("eps", -1e-8, 0.0),  # an embedding row without gradient would become 0 / 0
     *each("min_lr_ratio", 1.1, -0.1),
     *each("decay_fraction", 1.5),
+    *each("horizon", 0),
     *each("betas", (0.9, 1.0), (-0.1, 0.9), (0.9,), (0.9, NAN), (INF, 0.9)),
 ]
 SAMPLING = [*each("temperature", -0.1), *each("top_k", 0), *each("top_p", 0.0, 1.01)]

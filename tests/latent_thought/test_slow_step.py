@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lightning_models import OptimizerConfig
 from lightning_models.latent_thought.posterior import InnerLoop, Purpose, divergence_floor
 from tests.latent_thought.cases import (
     TRAINING,
@@ -152,14 +153,15 @@ def test_loss_and_gradients_of_an_encoder(step, weight):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("step", [0, 3, 10])
-def test_rate_and_noise_follow_the_run(step):
-    """eta_fast grows linearly (section 3.1), and every step has draws of its own."""
+@pytest.mark.parametrize(("step", "horizon"), [(0, None), (3, None), (10, None), (3, 20), (30, 20)])
+def test_rate_and_noise_follow_the_run(step, horizon):
+    """eta_fast grows linearly (section 3.1), over the run or the schedule's horizon."""
     model, batch = build(inner_lr=(0.1, 0.5)), rows_of([4])
+    model.optimizer_config = OptimizerConfig(horizon=horizon)
     model._trainer = trainer(global_step=step)
     slow, noise = reference_of(model), noise_of(model, batch, TRAINING, step)
     start, draws = noise.draw(Purpose.START)[0], [d[0] for d in inner_draws(model, noise)]
-    rate = 0.1 + 0.4 * step / 10
+    rate = 0.1 + 0.4 * min(1, step / (horizon or 10))
     fast = reference.FastLearning(slow, *row_of(batch, 0), start, draws, rate)
     z = reference.sample(*fast.path[-1], draws[-1]).detach()
     output = model.loss(batch)
