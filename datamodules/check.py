@@ -1,17 +1,28 @@
 """``python -m datamodules.check FOLDER``: whether text stores hold what was written.
 
+Of a config of questions, such as ``configs/data/gsm8k_aug.yaml``, the data are fetched, read whole,
+and compared with the number of rows that was published.
+
 Every block of every file is compared with its checksum, every id with the vocabulary, and every
 document end with the EOS before it. A store of an older version has no checksums: of it only
 the latter two.
 """
 
 import argparse
+import json
 import re
 import sys
+import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from datamodules.reasoning.preparation import ExampleStore
+import yaml
+
+from datamodules.hub import RowsWarning
+from datamodules.reasoning.module import ReasoningDataModule
+from datamodules.reasoning.preparation import ExampleStore, in_words
+from datamodules.recipe import build
 from datamodules.store import SPLITS, Store, StoreError, verify_store
 
 
@@ -54,17 +65,46 @@ def check(folder: Path) -> str:
     return f"{folder}: {how} ({tokens} tokens, {store.size} bytes)"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line a store; returns 0, or 2 if one is damaged or there is none."""
+def fetch(config: Path) -> str:
+    """Returns what a config of questions names on the hub, in one line.
+
+    Raises:
+        ValueError: It is no such config, or the data cannot be read.
+        RowsWarning: The data have another number of rows than was published.
+    """
+    content = yaml.safe_load(config.read_text())
+    if not isinstance(content, dict) or "data" not in content:
+        raise ValueError(f"{config} has no section data. Name a file such as configs/data/*.yaml.")
+    recipe = content["data"]
+    with tempfile.TemporaryDirectory() as cache, warnings.catch_warnings():
+        warnings.simplefilter("error", RowsWarning)
+        settings = {**recipe["init_args"], "cache_dir": cache}
+        data = build({**recipe, "init_args": settings}, ReasoningDataModule, "data")
+        data.prepare_data()
+        return f"{config}: {in_words(data.report())}; {json.dumps(data.origin)}"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m datamodules.check", description=__doc__, allow_abbrev=False
     )
-    parser.add_argument("folders", nargs="+", type=Path, help="Stores, or folders of stores.")
+    parser.add_argument(
+        "folders", nargs="+", type=Path, help="Stores, folders of stores, or configs of questions."
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line a store or config; returns 0, or 2 if one is not as it should be."""
     status = 0
-    for folder in parser.parse_args(argv).folders:
+    for folder in build_parser().parse_args(argv).folders:
         try:
+            if folder.suffix == ".yaml":
+                print(fetch(folder))
+                continue
             stores = find_stores(folder)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RowsWarning) as error:
             print(f"error: {error}", file=sys.stderr)
             status = 2
             continue

@@ -3,7 +3,7 @@
 | class | corpus |
 |---|---|
 | `OpenWebText` | the open copy of GPT-2's training text (8 million web pages, 40 GB) |
-| `PeS2o` | 39 million open-access papers and abstracts (42 billion words) |
+| `PeS2o` | 39 million open-access papers and abstracts (42 billion words), or version 3 |
 | `WikiText103` | 28,475 good and featured articles of Wikipedia, one document each |
 """
 
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from datamodules.base import none_of, refuse
 from datamodules.corpus import REMOVE_REPEATS, published_repeats, split_documents
-from datamodules.files import PARQUET_SUFFIXES, format_of
+from datamodules.files import PARQUET_SUFFIXES, Format, format_of
 from datamodules.hub import HubFiles, HubSplit, check_revision
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import in_order, shuffled
@@ -441,28 +441,50 @@ class OpenWebText(HubCorpus):
 
 
 class PeS2o(HubCorpus):
-    """peS2o, version 2, with its own train and validation splits.
+    """peS2o, with its own train and validation splits.
 
-    Hub: allenai/peS2o, data/v2. Files: its ``*.json.gz``, or jsonl (also .gz, .zst) or parquet,
-    with the field ``text``; without val_files, val_fraction of the documents are held out.
+    Hub: allenai/peS2o, data/v2 or data/v3. Files: its ``*.json.gz`` (version 2) or ``*.zst``
+    (version 3), or jsonl (also .gz, .zst) or parquet, with the field ``text``; without val_files,
+    val_fraction of the documents are held out.
 
     Args:
+        version: Version of the corpus on the hub; 'v3' also reads files as jsonl whose endings name
+            no format (train-0000-of-0136.zst).
         test_fraction: Share of the training documents held out for the test; peS2o has no test
             split.
         **kwargs: See `HubCorpus`.
     """
 
-    local_format = "train-*.json.gz as published, or other jsonl or parquet with a field 'text'"
+    not_in_source = HubCorpus.not_in_source | {"version"}  # is in the place on the hub
+    local_format = (
+        "train-*.json.gz or train-*.zst as published, or other jsonl or parquet with a field 'text'"
+    )
 
-    def __init__(self, *, test_fraction: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self, *, version: Literal["v2", "v3"] = "v2", test_fraction: float = 0.0, **kwargs: Any
+    ) -> None:
         super().__init__(test_fraction=test_fraction, **kwargs)
+        refuse(none_of(("v2", "v3"), version=version))
+        self._version = version
+
+    @property
+    def _default_format(self) -> Format | None:
+        return "jsonl" if self._version == "v3" else None
 
     def hub_split(self, split: Split) -> HubSplit | None:
         """Returns the files of a split: the repository's own loader is a script."""
         if split == "test":
             return None
         name, files = {"train": ("train", "train*"), "val": ("validation", "valid*")}[split]
-        return HubSplit(name="allenai/peS2o", split=name, files=f"data/v2/{files}.json.gz")
+        suffix = "zst" if self._version == "v3" else "json.gz"
+        path = f"data/{self._version}/{files}.{suffix}"
+        return HubSplit(name="allenai/peS2o", split=name, files=path)
+
+    def read_file(self, path: Path) -> Iterator[str]:
+        return read_documents(path, lone_surrogates=True, default_format=self._default_format)
+
+    def check_file(self, path: Path) -> None:
+        format_of(path, self._default_format)
 
 
 # " = Title = ": exactly one = on each side, where " = = Section = = " has more.

@@ -296,9 +296,20 @@ class TextCorpus(L.LightningDataModule, ABC):
         _LOGGED.add(place)
         counts = {split: self.counts(split) for split in SPLITS}
         rank_zero_info(f"{self._name}: {in_words(counts)}")
+        self._log_commits()
         warning = too_much_held_out(counts, self.shares(), self.smaller_splits())
         if warning is not None:
             rank_zero_warn(f"{self._name}: {warning}")
+
+    def _log_commits(self) -> None:
+        """Logs the commits of the hub that were read, where no full commit was asked for."""
+        is_own = "revision" in parameters(type(self))
+        option = "--data.revision" if is_own else "--data.corpus.init_args.revision"
+        asked = (self if is_own else getattr(self, "corpus", self)).hparams.get("revision")
+        parts = [part for part in (self.origin, *self.origin.values()) if isinstance(part, dict)]
+        commits = {(part.get("name", part.get("hub")), part.get("commit")) for part in parts}
+        for name, commit in sorted((n, c) for n, c in commits if c not in (None, asked)):
+            rank_zero_info(f"{self._name}: read {name} at {commit}; {option} {commit} repeats it.")
 
     def _log_notes(self, notes: list[str] | None = None) -> list[str]:
         """Returns the notes on the text, and logs them in one line, once an object."""

@@ -65,6 +65,26 @@ def dataset_info(name: str, revision: str | None = None) -> Any:
     return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_TIMEOUT)
 
 
+class RowsWarning(UserWarning):
+    """A data set of the hub with another number of rows than was published."""
+
+
+def check_rows(where: str, rows: int, published: int | None) -> None:
+    """Warns where a split has another number of rows than was published.
+
+    Args:
+        where: Repository, split and commit, for the message.
+        rows: How many there are.
+        published: How many its authors name; None: they name none.
+    """
+    if published is not None and rows != published:
+        rank_zero_warn(
+            f"{where} has {rows:,} rows, and {published:,} were published: set data.revision to "
+            "another commit, or say so with results.",
+            category=RowsWarning,
+        )
+
+
 class CorpusUnavailableError(ValueError):
     """A corpus that could not be fetched; the message says what to pass or set instead."""
 

@@ -3,6 +3,10 @@
 An answer is a solution in words, one step a line, whose results carry calculator annotations
 (``2 * 3 = <<2*3=6>>6``); its last line is ``#### 6``. There are 7,473 problems for training and
 1,319 for the test, on the hub as openai/gsm8k, or in your copy of train.jsonl and test.jsonl.
+
+GSM8K-Aug has 385,620 problems for training, written by GPT-4 after those of GSM8K, 500 for
+validation and GSM8K's test (arXiv 2311.01460), on the hub as whynlp/gsm8k-aug, whose steps are
+equations, and as whynlp/gsm8k-aug-nl, whose steps are sentences.
 """
 
 import re
@@ -10,17 +14,33 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from datamodules.hub import HubFiles
+from datamodules.hub import HubFiles, check_rows
 from datamodules.local_corpora import identify
 from datamodules.readers import read_rows, read_table
+from datamodules.store import Split
 
-REPOSITORY, CONFIG = "openai/gsm8k", "main"
+REPOSITORY: Final = "openai/gsm8k"
+CONFIG = "main"
 RESULT = "####"
 """Precedes the result, in the last line of an answer."""
 
-GSM8KSplit = Literal["train", "test"]
+GSM8KName = Literal["openai/gsm8k", "whynlp/gsm8k-aug", "whynlp/gsm8k-aug-nl"]
+_AUGMENTED: dict[Split, tuple[str, int]] = {
+    "train": ("*train*.parquet", 385_620),
+    "val": ("*validation*.parquet", 500),
+    "test": ("*test*.parquet", 1319),
+}
+PUBLISHED: dict[GSM8KName, dict[Split, tuple[str, int]]] = {
+    REPOSITORY: {
+        "train": (f"{CONFIG}/train-*.parquet", 7473),
+        "test": (f"{CONFIG}/test-*.parquet", 1319),
+    },
+    "whynlp/gsm8k-aug": _AUGMENTED,
+    "whynlp/gsm8k-aug-nl": _AUGMENTED,
+}
+"""Files on the hub and number of problems, by split."""
 
 ANNOTATION = re.compile(r"<<[^<>]*>>")
 """A calculation in a worked answer: ``<<2*3=6>>``."""
@@ -33,10 +53,12 @@ class Problem:
     Attributes:
         question: Its text.
         answer: The worked answer as published, with annotations and the line of the result.
+        steps: Its steps, where they are published apart; None: those with annotations.
     """
 
     question: str
     answer: str
+    steps: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,28 +107,33 @@ def read_problems(file: str | Path, key: str) -> Problems:
     return Problems(rows, {"file": identify(path)})
 
 
-def fetch_problems(split: GSM8KSplit, *, cure: str) -> Problems:
+def fetch_problems(
+    split: Split, *, cure: str, dataset: GSM8KName = REPOSITORY, revision: str | None = None
+) -> Problems:
     """Returns the problems of a split on the hub, or in its cache where there is no network.
 
-    Nothing of the repository is run: it consists of parquet files.
+    Nothing of the repository is run: it consists of parquet files. Warns where there are not as
+    many problems as were published.
 
     Args:
-        split: Which.
+        split: One that the data set has.
         cure: How to give a copy of one's own, for messages, in words that go on with "or".
+        dataset: Repository.
+        revision: Commit, branch or tag; None: the newest commit.
 
     Raises:
         CorpusUnavailableError: They cannot be fetched.
         ValueError: A row is not a problem.
     """
-    files = HubFiles(
-        REPOSITORY, f"{CONFIG}/{split}-*.parquet", corpus="GSM8K", place=split, cure=cure
-    )
+    pattern, published = PUBLISHED[dataset][split]
+    files = HubFiles(dataset, pattern, revision=revision, corpus="GSM8K", place=split, cure=cure)
     commit = files.pin()["commit"]
     rows = chain.from_iterable(map(read_table, files))
-    places = (f"{REPOSITORY} ({split}), row {number}" for number in count(1))
+    places = (f"{dataset} ({split}), row {number}" for number in count(1))
     problems = list(_problems(zip(places, rows, strict=False)))
-    origin = {"hub": REPOSITORY, "config": CONFIG, "split": split, "commit": commit}
-    return Problems(problems, origin)
+    check_rows(f"{dataset} ({split}) at {commit}", len(problems), published)
+    config = {"config": CONFIG} if dataset == REPOSITORY else {}
+    return Problems(problems, {"hub": dataset, **config, "split": split, "commit": commit})
 
 
 def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:
@@ -116,6 +143,9 @@ def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:
         ValueError: A row lacks a question or an answer with its result.
     """
     for where, row in rows:
+        steps = row.get("steps") if isinstance(row, dict) else None
+        if isinstance(steps, list) and all(isinstance(step, str) for step in steps):
+            row = {**row, "answer": f"{' '.join(steps)} {RESULT} {row.get('answer')}"}
         fields = [row.get(name) for name in ("question", "answer")] if isinstance(row, dict) else []
         texts = [field for field in fields if isinstance(field, str) and field.strip()]
         if len(texts) < 2:
@@ -123,7 +153,8 @@ def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:
                 f"{where}: expected an object with the texts 'question' and 'answer', as GSM8K has "
                 "them"
             )
-        problem = Problem(question=texts[0], answer=texts[1])
+        apart = None if steps is None else tuple(steps)
+        problem = Problem(question=texts[0], answer=texts[1], steps=apart)
         if not result_of(problem.answer):
             raise ValueError(f"{where}: the answer does not end in a line '{RESULT} RESULT'")
         yield problem

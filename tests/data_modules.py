@@ -126,6 +126,8 @@ BAD_WORLDS = (
     {"steps": "all"},
     {"question_first": True},
     {"known_file": "none.jsonl"},
+    {"revision": "x"},
+    {"dataset": "soheeyang/TwoHopFact", "data_files": "facts.csv"},
 )
 OUT_OF_RANGE = (
     {"block_size": 0},
@@ -159,7 +161,9 @@ DATA_MODULES = [
         ),
     ),
     DataModuleCase("OpenWebText", {**PAGES_FILE, "split": "nanogpt"}),
-    DataModuleCase("PeS2o", {**PAGES_FILE, "val_fraction": 0.1}, ({"train_tokens": 0},)),
+    DataModuleCase(
+        "PeS2o", {**PAGES_FILE, "val_fraction": 0.1}, ({"train_tokens": 0}, {"version": "v1"})
+    ),
     DataModuleCase(
         "Pile", {**WINDOWS, "data_files": "pile.jsonl", "pile_sets": ["ArXiv"], "val_fraction": 0.1}
     ),
@@ -202,6 +206,6 @@ DATA_MODULES = [
             "test_fraction": 0.1,
             "batch_size": 4,
         },
-        ({"batch_size": 0},),
+        ({"batch_size": 0}, {"dataset": "gsm8k"}, {"revision": "x"}),
     ),
 ]

@@ -27,7 +27,7 @@ from datamodules.reasoning.examples import Example
 from datamodules.reasoning.gsm8k import CURE, Solved, check_format, read_all, solved
 from datamodules.reasoning.placement import Placing, counts_of
 from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig, place_steps
-from datamodules.word_problems import fetch_problems
+from datamodules.word_problems import REPOSITORY, GSM8KName, fetch_problems
 
 _PROGRAM = "python -m datamodules.reasoning.align"
 
@@ -75,7 +75,10 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
         type=str | list[str] | None,
         default=None,
         help="Problems: jsonl as GSM8K has it or txt as GSM8K-Aug has it, paths or globs (null: "
-        "the training problems of GSM8K on the hub).",
+        "the training problems of the data set on the hub).",
+    )
+    parser.add_argument(
+        "--dataset", type=GSM8KName, default=REPOSITORY, help="Data set on the hub, without files."
     )
     parser.add_argument(
         "--output",
@@ -165,7 +168,9 @@ def _problems(settings: Namespace) -> Iterator[Solved]:
     if settings.limit is not None and settings.limit < 1:
         raise ValueError(f"limit={settings.limit} must be at least 1, or null for all")
     if settings.files is None:
-        problems: Iterator[Solved] = map(solved, fetch_problems("train", cure=CURE).rows)
+        problems: Iterator[Solved] = map(
+            solved, fetch_problems("train", cure=CURE, dataset=settings.dataset).rows
+        )
     else:
         paths = expand(settings.files)
         for path in paths:

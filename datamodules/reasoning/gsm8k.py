@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
+from datamodules.base import none_of, refuse
 from datamodules.corpus import REMOVE_REPEATS, published_repeats
 from datamodules.files import format_of
+from datamodules.hub import check_revision
 from datamodules.local_corpora import FILE_KEYS, identify
 from datamodules.numbers import same_number
 from datamodules.readers import read_lines, read_rows
@@ -32,8 +34,10 @@ from datamodules.reasoning.placement import At, Placing, counts_of
 from datamodules.store import Split
 from datamodules.word_problems import (
     ANNOTATION,
+    PUBLISHED,
+    REPOSITORY,
     RESULT,
-    GSM8KSplit,
+    GSM8KName,
     Problem,
     Problems,
     fetch_problems,
@@ -54,7 +58,8 @@ class Solved:
 
     Attributes:
         question: Its text, as published.
-        equations: The calculations of the solution in order, as published: ``<<48/2=24>>``.
+        equations: The calculations of the solution in order, as published: ``<<48/2=24>>``; in
+            whynlp/gsm8k-aug-nl sentences.
         answer: The result, without the commas of thousands.
     """
 
@@ -70,12 +75,14 @@ class Solved:
 
 
 def solved(problem: Problem) -> Solved:
-    """Returns a problem of GSM8K with the equations in its calculator annotations.
+    """Returns a problem with its steps: the equations in its calculator annotations.
 
-    Words between them are left out, and so are calculations without an annotation.
+    Words between them are left out, and so are calculations without an annotation. Steps that are
+    published apart are taken as they are.
     """
     answer = result_of(problem.answer).replace(",", "")
-    return Solved(problem.question, tuple(ANNOTATION.findall(problem.answer)), answer)
+    found = tuple(ANNOTATION.findall(problem.answer)) if problem.steps is None else problem.steps
+    return Solved(problem.question, found, answer)
 
 
 def read_solved(path: Path, key: str) -> Iterator[Solved]:
@@ -214,9 +221,9 @@ VERSION = 2
 class ReasoningGSM8K(ReasoningDataModule):
     """Word problems whose solutions are equations, each placed where the question allows it.
 
-    Without files the problems are the hub's openai/gsm8k, whose train split gives validation its
-    share. Files are GSM8K's jsonl or GSM8K-Aug's txt (385,620 training problems; see
-    `read_solved`), of your own.
+    Without files the problems are the hub's: openai/gsm8k, whose train split gives validation its
+    share, or GSM8K-Aug, which has splits of its own. Files are GSM8K's jsonl or GSM8K-Aug's txt
+    (see `read_solved`), of your own.
 
     Steps are the equations as published, ``<<48/2=24>>``. They are placed by rule (`placement`), or
     by a file that a language model made (`teacher`): then training problems that are not in it are
@@ -226,6 +233,10 @@ class ReasoningGSM8K(ReasoningDataModule):
     NOTE(paper): results lose their thousands' commas, which the answers are compared without.
 
     Args:
+        dataset: Data set on the hub, where there are no data_files: openai/gsm8k, or GSM8K-Aug as
+            whynlp/gsm8k-aug (385,620 training problems, whose steps are equations) or
+            whynlp/gsm8k-aug-nl (steps in words).
+        revision: Commit, branch or tag of the data set on the hub; null: the newest commit.
         data_files: Training problems: one path or glob, or a list of them; null reads all from the
             hub.
         val_files: Validation problems; null holds out val_fraction of the training problems.
@@ -245,12 +256,16 @@ class ReasoningGSM8K(ReasoningDataModule):
 
     path_arguments: ClassVar[frozenset[str]] = ReasoningDataModule.path_arguments | {"aligned_file"}
     # Files are named by their content, shares by those that apply.
-    not_in_source: ClassVar[frozenset[str]] = ReasoningDataModule.not_in_source | path_arguments
+    not_in_source: ClassVar[frozenset[str]] = (
+        ReasoningDataModule.not_in_source | path_arguments | {"dataset", "revision"}
+    )
     group_name: ClassVar[str] = "steps"
 
     def __init__(
         self,
         *,
+        dataset: GSM8KName = REPOSITORY,
+        revision: str | None = None,
         data_files: str | list[str] | None = None,
         val_files: str | list[str] | None = None,
         test_files: str | list[str] | None = None,
@@ -260,12 +275,15 @@ class ReasoningGSM8K(ReasoningDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        refuse(none_of(get_args(GSM8KName), dataset=dataset))
+        check_revision(revision, data_files)
+        self._dataset, self._revision = dataset, revision
         self._splits = FileSplits(
             {"train": data_files, "val": val_files, "test": test_files},
             check_format,
             val_fraction=self.val_fraction,
             test_fraction=self.test_fraction,
-            own=["test"],  # of the hub
+            own=[split for split in PUBLISHED[dataset] if split != "train"],
         )
         self._aligned_file = None if aligned_file is None else Path(aligned_file).expanduser()
         if self._aligned_file is not None and not self._aligned_file.is_file():
@@ -278,18 +296,25 @@ class ReasoningGSM8K(ReasoningDataModule):
     # Where the problems are from
 
     @cached_property
-    def _hub(self) -> dict[GSM8KSplit, Problems]:
+    def _hub(self) -> dict[Split, Problems]:
         """The problems on the hub; none where your files are read."""
-        splits: tuple[GSM8KSplit, ...] = () if self._splits.has_files else ("train", "test")
-        return {split: fetch_problems(split, cure=CURE) for split in splits}
+        splits = () if self._splits.has_files else PUBLISHED[self._dataset]
+        return {
+            split: fetch_problems(split, cure=CURE, dataset=self._dataset, revision=self._revision)
+            for split in splits
+        }
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
         return {split: problems.origin for split, problems in self._hub.items()}
 
     def source(self) -> dict[str, Any]:
+        place = {"dataset": self._dataset, "revision": self._revision}
+        place = {} if self._splits.has_files else place
+        usual = {"dataset": REPOSITORY, "revision": None}
         return {
             **super().source(),
             **self._splits.source(),
+            **{key: value for key, value in place.items() if value != usual[key]},
             "aligned": None if self._aligned_file is None else identify(self._aligned_file),
             "reader": VERSION,
         }
@@ -311,7 +336,7 @@ class ReasoningGSM8K(ReasoningDataModule):
     def _read(self, split: Split) -> Iterable[Solved]:
         if self._splits.has_files:
             return read_all(self._splits.files[split], FILE_KEYS[split])
-        return map(solved, self._hub["test" if split == "test" else "train"].rows)
+        return map(solved, self._hub[split].rows)
 
     # Examples
 

@@ -279,6 +279,7 @@ class ReasoningDataModule(LanguageDataModule):
         self._warn_of_repeats()
         if wrote:
             rank_zero_info(f"{type(self).__name__}: {in_words(self.report())}")
+        self._log_commits()
 
     def _pinned_description(self) -> dict[str, Any]:
         """Returns what meta.json says of the source, which is settled, e.g. at a commit."""

@@ -38,6 +38,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from datamodules.base import none_of, outside, refuse
 from datamodules.files import open_text
+from datamodules.hub import HubFiles, check_rows
 from datamodules.local_corpora import identify
 from datamodules.readers import read_rows
 from datamodules.reasoning.examples import Example
@@ -244,6 +245,9 @@ def _names(kind: Kind, count: int, draws: Draws, used: set[str]) -> list[str]:
 # ---- files of questions
 
 
+PUBLISHED = {"soheeyang/TwoHopFact": 45_595, "soheeyang/SOCRATES": 7_232}
+"""Number of questions of data sets on the hub, by their authors' README."""
+
 _LONGEST_FIELD = 2**24  # characters; csv's own limit is below what TwoHopFact has
 
 
@@ -376,7 +380,11 @@ class TwoHop(ReasoningDataModule):
     in training needs.
 
     Args:
-        data_files: Questions: one path or glob of csv files, or a list of them; null: generated.
+        dataset: Data set on the hub of csv files in one of the formats, such as
+            soheeyang/TwoHopFact; null: data_files, or generated.
+        revision: Commit, branch or tag of the data set on the hub; null: the newest commit.
+        data_files: Questions: one path or glob of csv files, or a list of them; null: those of
+            dataset, or generated.
         val_files: Validation questions; null holds out val_fraction of the two-hop questions.
         test_files: Test questions; null holds out test_fraction of the two-hop questions.
         known_file: jsonl of facts with whether a model knows them; null: all questions stay.
@@ -397,12 +405,16 @@ class TwoHop(ReasoningDataModule):
 
     path_arguments: ClassVar[frozenset[str]] = ReasoningDataModule.path_arguments | {"known_file"}
     # Files are named by their content, shares by those that apply.
-    not_in_source: ClassVar[frozenset[str]] = ReasoningDataModule.not_in_source | path_arguments
+    not_in_source: ClassVar[frozenset[str]] = (
+        ReasoningDataModule.not_in_source | path_arguments | {"dataset", "revision"}
+    )
     group_name: ClassVar[str] = "hops"
 
     def __init__(
         self,
         *,
+        dataset: str | None = None,
+        revision: str | None = None,
         data_files: str | list[str] | None = None,
         val_files: str | list[str] | None = None,
         test_files: str | list[str] | None = None,
@@ -424,6 +436,17 @@ class TwoHop(ReasoningDataModule):
             val_fraction=self.val_fraction,
             test_fraction=self.test_fraction,
         )
+        self._dataset, self._revision = dataset, revision
+        if dataset is not None and data_files is not None:
+            raise ValueError(
+                f"dataset={dataset!r} and data_files both name questions. Set one of data.dataset "
+                "and data.data_files to null."
+            )
+        if dataset is None and revision is not None:
+            raise ValueError(
+                f"revision={revision!r} is that of a data set on the hub, and dataset (null) names "
+                "none. Set data.revision to null, or data.dataset."
+            )
         self._known_file = None if known_file is None else Path(known_file).expanduser()
         self._one_hop, self._steps = one_hop, steps
         self._sizes: dict[Kind, int] = {
@@ -452,18 +475,39 @@ class TwoHop(ReasoningDataModule):
                 f"known_file={str(self._known_file)!r}: there is no such file. Write one with "
                 "the recipe in docs/thinking_states.md, or set data.known_file to null."
             )
-        if self._known_file is not None and not self._splits.has_files:
+        if self._known_file is not None and self._is_generated:
             raise ValueError(
                 "known_file is about questions in files: no model knows a generated world. Set "
-                "data.data_files, or data.known_file to null."
+                "data.dataset or data.data_files, or data.known_file to null."
             )
 
     # Where the questions are from
 
+    @property
+    def _is_generated(self) -> bool:
+        return self._dataset is None and not self._splits.has_files
+
+    @cached_property
+    def _hub(self) -> HubFiles:
+        return HubFiles(
+            str(self._dataset),
+            "*.csv",
+            revision=self._revision,
+            corpus=type(self).__name__,
+            place="csv files",
+            cure="Pass your copy with data.data_files=..., and data.dataset=null",
+        )
+
+    def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Settles the commit of the data set on the hub; nothing for files or a generated world."""
+        return {} if self._dataset is None else self._hub.pin(stored or None)
+
     def source(self) -> dict[str, Any]:
+        place = {"dataset": self._dataset, "revision": self._revision}
         return {
             **super().source(),
             **self._splits.source(),
+            **{key: value for key, value in place.items() if value is not None},
             "known": None if self._known_file is None else identify(self._known_file),
             "generator": VERSION,
         }
@@ -488,10 +532,20 @@ class TwoHop(ReasoningDataModule):
         return {split: list(self._splits.rows(split, self._read)) for split in SPLITS}
 
     def _read(self, split: Split) -> list[Chain]:
-        """Returns the questions of the files of a split, or generated ones."""
+        """Returns the questions of the files of a split, of the hub, or generated ones."""
+        if self._dataset is not None:
+            return self._fetched
         if self._splits.has_files:
             return [chain for path in self._splits.files[split] for chain in read_chains(path)]
         return Draws(f"order/{self._knowledge_seed}").shuffled(list(self._knowledge.chains()))
+
+    @cached_property
+    def _fetched(self) -> list[Chain]:
+        """All questions of the data set on the hub."""
+        chains = [chain for path in self._hub for chain in read_chains(path)]
+        where = f"{self._dataset} at {self._hub.pin()['commit']}"
+        check_rows(where, len(chains), PUBLISHED.get(str(self._dataset)))
+        return chains
 
     @cached_property
     def _known(self) -> dict[str, bool] | None:
@@ -538,7 +592,7 @@ class TwoHop(ReasoningDataModule):
 
         Of facts with the same question the first counts, as in docs/thinking_states.md.
         """
-        if not self._splits.has_files:
+        if self._is_generated:
             yield from self._knowledge.facts.values()
             return
         chains = (chain for split in SPLITS for chain in self._questions[split])

@@ -382,6 +382,25 @@ def test_pes2o_from_the_hub(tmp_path, hub, pes2o_files, cap):
     assert texts_of(data, "val") == PAGES[50:]
 
 
+def test_version_3_of_pes2o(tmp_path, hub):
+    """As Thoughtbubbles' first author reads it: train-0000-of-0136.zst, valid-0000-of-0060.zst."""
+    folder = hub.repository("allenai/peS2o") / "data" / "v3"
+    folder.mkdir(parents=True)
+    for name, texts in {"train-0000": PAGES[:20], "train-0001": PAGES[20:50]}.items():
+        packed = zstandard.ZstdCompressor().compress(jsonl(texts, version="v3"))
+        (folder / f"{name}-of-0002.zst").write_bytes(packed)
+    packed = zstandard.ZstdCompressor().compress(jsonl(PAGES[50:], version="v3"))
+    (folder / "valid-0000-of-0001.zst").write_bytes(packed)
+    data = prepared(PeS2o, tmp_path, version="v3")
+    assert [texts_of(data, split) for split in SPLITS] == [PAGES[:50], PAGES[50:], []]
+    files = str(folder / "train-*.zst")
+    local = prepared(PeS2o, tmp_path, version="v3", data_files=files, val_fraction=0.0)
+    assert texts_of(local, "train") == PAGES[:50]
+    with pytest.raises(ValueError, match="the suffix decides the format"):
+        prepared(PeS2o, tmp_path, data_files=files)
+    assert PeS2o().fingerprint == "pe_s2o-bytes-d6e7dd155d0627c1" != PeS2o(version="v3").fingerprint
+
+
 @pytest.mark.parametrize("seed", [None, 3])
 def test_wikitext_from_the_hub(tmp_path, hub, seed):
     repository = hub.repository("Salesforce/wikitext")

@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from datamodules import CorpusUnavailableError, OpenWebText, Pile, WikiText103, encoding
+from datamodules import CorpusUnavailableError, OpenWebText, Pile, WikiText103, corpus, encoding
 from datamodules import hub as reading
 from tests.datamodules.test_corpora import PAGES, prepared, texts_of, write_parquet
 
@@ -184,6 +184,26 @@ def test_deviations_are_in_the_log_of_every_run_and_in_meta(
         assert bool(notes) == differs
         logged = caplog.messages.count(f"{kind.__name__}: {' '.join(notes)}")
         assert logged == differs, "once"
+
+
+@pytest.mark.parametrize("cap", [None, 400])
+def test_every_run_says_which_revision_repeats_it(tmp_path, hub, caplog, cap):
+    write_files(hub.repository(OWT, commit=7), PAGES)
+    commit = f"{7:040x}"
+    line = f"OpenWebText: read {OWT} at {commit}; --data.revision {commit} repeats it."
+    for fresh in (True, False):
+        caplog.clear()
+        corpus._LOGGED.clear()  # a run of another process
+        with caplog.at_level("INFO"):
+            prepared(OpenWebText, tmp_path, val_documents=6, train_tokens=cap)
+        assert caplog.messages.count(line) == 1, fresh
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        prepared(OpenWebText, tmp_path, val_documents=6, train_tokens=cap, revision=commit)
+        prepared(
+            OpenWebText, tmp_path, val_documents=6, data_files=str(tmp_path / "hub/**/*.parquet")
+        )
+    assert "repeats it" not in caplog.text
 
 
 # Why it cannot be read

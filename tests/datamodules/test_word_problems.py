@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from datamodules import CorpusUnavailableError
+from datamodules.hub import RowsWarning
 from datamodules.word_problems import (
     REPOSITORY,
     Problem,
@@ -86,8 +87,11 @@ def publish(hub, commit: int, rows) -> None:
         pq.write_table(pa.Table.from_pylist(part), folder / "main" / name)
 
 
+@pytest.mark.filterwarnings("ignore:openai/gsm8k .* has 3 rows")
 def test_problems_of_the_hub(hub):
     publish(hub, 4, ROWS)
+    with pytest.warns(RowsWarning, match=rf"\(test\) at {4:040x} has 2 rows, and 1,319 were"):
+        fetch_problems("test", cure="Pass a file")
     train, test = (fetch_problems(split, cure="Pass a file") for split in ("train", "test"))
     assert train.rows == PROBLEMS[:3]
     assert test.rows == PROBLEMS[3:]

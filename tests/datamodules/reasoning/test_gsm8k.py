@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from datamodules import ReasoningGSM8K
+from datamodules.check import main as check_main
 from datamodules.reasoning import gsm8k
 from datamodules.reasoning.gsm8k import (
     MarkedProblems,
@@ -14,8 +17,9 @@ from datamodules.reasoning.gsm8k import (
     question_of,
     read_solved,
 )
-from datamodules.word_problems import Problem, Problems
+from datamodules.word_problems import PUBLISHED, Problem, Problems
 
+CONFIGS = Path(__file__).parents[3] / "configs" / "data"
 NUMBERS = range(2, 32)
 
 ROWS = [
@@ -165,7 +169,8 @@ def test_splits_are_shares_or_files(make, tmp_path, train_file):
 
 
 def test_the_hub_is_read_without_files(tmp_path, monkeypatch):
-    def fetch(split, *, cure):
+    def fetch(split, *, cure, dataset, revision):
+        assert (dataset, revision) == ("openai/gsm8k", None)
         rows = ROWS[:20] if split == "train" else ROWS[20:]
         return Problems([Problem(**row) for row in rows], {"hub": "openai/gsm8k", "split": split})
 
@@ -175,6 +180,77 @@ def test_the_hub_is_read_without_files(tmp_path, monkeypatch):
     data.setup()
     assert [len(data.stored(split)) for split in ("train", "val", "test")] == [15, 5, 10]
     assert data.origin["test"] == {"hub": "openai/gsm8k", "split": "test"}
+
+
+AUGMENTED = [  # rows of whynlp/gsm8k-aug
+    {
+        "question": f"Ann has {n} cats. Bob has twice as many. How many in all?",
+        "steps": [f"<<{n}*2={2 * n}>>", f"<<{n}+{2 * n}={3 * n}>>"],
+        "answer": str(3 * n),
+    }
+    for n in range(2, 12)
+]
+
+
+SIZES = {"train": 6, "val": 2, "test": 2}
+
+
+def publish(hub, name, rows):
+    folder = hub.repository(name, commit=5) / "data"
+    folder.mkdir()
+    for split, part in {"train": rows[:6], "validation": rows[6:8], "test": rows[8:]}.items():
+        pq.write_table(pa.Table.from_pylist(part), folder / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.mark.filterwarnings("ignore:whynlp/gsm8k-aug.* were published")
+def test_gsm8k_aug_by_name_is_what_its_authors_files_have(tmp_path, hub, caplog):
+    words = [{**row, "steps": ["Bob has twice.", "So it is that."]} for row in AUGMENTED]
+    publish(hub, "whynlp/gsm8k-aug", AUGMENTED)
+    publish(hub, "whynlp/gsm8k-aug-nl", words)
+    options = {"tokenizer": "bytes", "cache_dir": str(tmp_path / "cache")}
+
+    def built(**more):
+        data = ReasoningGSM8K(**options, **more)
+        data.prepare_data()
+        data.setup()
+        return data
+
+    with caplog.at_level("INFO"):
+        data = built(dataset="whynlp/gsm8k-aug")
+    assert f"--data.revision {5:040x} repeats it." in caplog.text
+    assert data.origin["val"]["commit"] == f"{5:040x}"
+    lines = [f"{r['question']}||{' '.join(r['steps'])} #### {r['answer']}\n" for r in AUGMENTED]
+    for split, part in {"train": lines[:6], "val": lines[6:8], "test": lines[8:]}.items():
+        file = tmp_path / f"{split}.txt"
+        file.write_text("".join(part))
+        assert list(data.problems(split)) == list(read_solved(file, "file"))
+    files = {f"{split}_files": str(tmp_path / f"{split}.txt") for split in ("val", "test")}
+    local = built(data_files=str(tmp_path / "train.txt"), **files)
+    for split in ("train", "val", "test"):
+        assert list(local.examples(split)) == list(data.examples(split))
+    pinned = ReasoningGSM8K(**options, dataset="whynlp/gsm8k-aug", revision=f"{5:040x}")
+    in_words = built(dataset="whynlp/gsm8k-aug-nl")
+    assert next(iter(in_words.examples("test"))).steps == ("Bob has twice.", "So it is that.")
+    usual = ReasoningGSM8K(**options)
+    assert len({d.fingerprint for d in (data, local, pinned, in_words, usual)}) == 5
+    again = ReasoningGSM8K(**data.recipe()["init_args"])
+    assert again.fingerprint == data.fingerprint
+
+
+def test_a_command_fetches_and_compares_the_published_numbers(tmp_path, hub, capsys, monkeypatch):
+    publish(hub, "whynlp/gsm8k-aug", AUGMENTED)
+    config = str(CONFIGS / "gsm8k_aug.yaml")
+    assert check_main([config]) == 2
+    assert "(train) at 0000" in (error := capsys.readouterr().err)
+    assert "has 6 rows, and 385,620 were published" in error
+    small = {split: (PUBLISHED["whynlp/gsm8k-aug"][split][0], n) for split, n in SIZES.items()}
+    monkeypatch.setitem(PUBLISHED, "whynlp/gsm8k-aug", small)
+    assert check_main([config]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{config}: ")
+    assert f'"commit": "{5:040x}"' in out
+    assert check_main([str(CONFIGS / "pile.yaml"), str(tmp_path / "none.yaml")]) == 2
+    assert "ReasoningDataModule" in capsys.readouterr().err
 
 
 def test_examples_have_placed_equations_and_plain_answers(make):

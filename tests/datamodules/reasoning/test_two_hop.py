@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from datamodules import TwoHop
+from datamodules.hub import RowsWarning
 from datamodules.reasoning.two_hop import (
     RELATIONS,
     VERSION,
@@ -298,3 +299,26 @@ def test_parametric_knowledge_keeps_questions_whose_facts_are_known(make, tmp_pa
     path.write_text('{"question": "a", "known": true}\n')
     with pytest.raises(ValueError, match=r"Does data\.known_file know any of them"):
         make(**options, known_file=str(path))
+
+
+@pytest.mark.filterwarnings("ignore:soheeyang/TwoHopFact .* were published")
+def test_questions_by_name_are_those_of_the_file(tmp_path, hub, caplog):
+    folder = hub.repository("soheeyang/TwoHopFact", commit=6)
+    file = write(folder / "TwoHopFact.csv", prompts(SONGS))
+    shares = {"val_fraction": 0.2, "test_fraction": 0.2, "cache_dir": str(tmp_path / "cache")}
+    with caplog.at_level("INFO"):
+        data = TwoHop(dataset="soheeyang/TwoHopFact", **shares)
+        data.prepare_data()
+        data.setup()
+    assert f"--data.revision {6:040x} repeats it." in caplog.text
+    assert data.origin == {"name": "soheeyang/TwoHopFact", "commit": f"{6:040x}"}
+    local = TwoHop(data_files=file, **shares)
+    for split in ("train", "val", "test"):
+        assert list(data.examples(split)) == list(local.examples(split)) != []
+    others = [local, TwoHop(**shares), TwoHop(dataset="a/b", **shares)]
+    others.append(TwoHop(dataset="soheeyang/TwoHopFact", revision=f"{6:040x}", **shares))
+    assert data.fingerprint not in {other.fingerprint for other in others}
+    with pytest.warns(
+        RowsWarning, match=r"TwoHopFact at 0+6 has 5 rows, and 45,595 were published"
+    ):
+        list(TwoHop(dataset="soheeyang/TwoHopFact", **shares).chains("test"))
