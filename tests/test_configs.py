@@ -14,6 +14,7 @@ from methods import METHODS
 from omegaconf import OmegaConf
 from training_parser import parse_training, training_parser
 
+from datamodules.sentences.splitters import parse_splitter
 from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_factor
 from training import main
 
@@ -56,8 +57,8 @@ QUESTIONS = [
 ]
 OF_DATA = {
     "PythonDocs": ["--data.tokenizer=bytes", *WINDOWS],
-    "SentenceWindows": ["--data.corpus.tokenizer=bytes", *WINDOWS],
-    "Sentences": ["--data.corpus.tokenizer=bytes", "--data.batch_size=2"],
+    "SentenceWindows": ["--data.corpus.tokenizer=bytes", "--data.splitter=rules", *WINDOWS],
+    "Sentences": ["--data.corpus.tokenizer=bytes", "--data.splitter=rules", "--data.batch_size=2"],
     "StateTracking": [
         "--data.operations=[1,2]",
         "--data.test_operations=[3]",
@@ -137,6 +138,15 @@ def test_it_trains_on_as_many_tokens_as_the_paper(name):
     config = OmegaConf.load(ROOT / "configs" / f"{name}.yaml")
     tokens = config.trainer.max_steps * tokens_per_step(config)
     assert tokens == pytest.approx(PUBLISHED[name], rel=0.03)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/thought_gestalt").glob("*.yaml")), ids=ids)
+def test_thought_gestalt_splits_sentences_as_the_paper_does(path):
+    """At paper scale by SaT, but for the spans of App. E.3; small files run without a network."""
+    data = OmegaConf.load(path).data.init_args
+    expected = "rules" if path.stem in ("tiny", "small") else "sat"
+    assert data.splitter == (f"spans:{path.stem[5:7]}" if "spans" in path.stem else expected)
+    assert parse_splitter("sat").name == "sat:sat-3l-sm"
 
 
 @pytest.mark.parametrize(
