@@ -8,6 +8,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``PendingValidation`` | a run that ended within a validation begins with it when resumed |
 | ``ResumeState`` | random states and unfinished steps: a resumed run equals the uninterrupted one |
 | ``KeepOptimizerSettings`` | lets configured optimiser settings win over restored ones |
+| ``Validation`` | the interval in optimiser steps, and the rows, of validations |
 | ``ScheduleChange`` | warns where a resumed run's schedule has another learning rate |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
 | ``ModelOverview`` | parameters, FLOPs per token and global batch, before training |
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from callbacks.termination import Terminated as Terminated
     from callbacks.termination import Termination as Termination
     from callbacks.throughput import Throughput as Throughput
+    from callbacks.validation import Validation as Validation
 
 _NAMES = {
     "callbacks.analysis.forks": "ForkAnalysis",
@@ -80,6 +82,7 @@ _NAMES = {
     "callbacks.samples": "Samples",
     "callbacks.termination": "Terminated Termination",
     "callbacks.throughput": "Throughput",
+    "callbacks.validation": "Validation",
     "evaluation.tasks.callback": "TaskScores",
 }
 """Public names by module; a module is imported on the first use of one of its names."""

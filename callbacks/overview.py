@@ -22,56 +22,42 @@ class ModelOverview(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Prints the global batch on rank 0; all batches of an epoch are known by now.
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if trainer.is_global_zero and hasattr(data, "micro_batch"):
+        if trainer.is_global_zero and hasattr(data, "step_batch"):
             print(_planned_batch(trainer, data), flush=True)
 
 
 def _planned_batch(trainer: Any, data: Any) -> str:
     """Returns `batch_line` of a training that is about to begin or to go on."""
-    size, unit, tokens = data.micro_batch()
     steps, accumulate = trainer.estimated_stepping_batches, trainer.accumulate_grad_batches
-    total = None
+    batch = data.step_batch(trainer.world_size, accumulate)
+    tokens, total = batch.size * data.unit_tokens(), None
     if not math.isinf(steps):
         # The last step of an epoch takes the micro-batches that are left, which may be fewer.
         epoch = trainer.num_training_batches
         epochs, rest = divmod(steps, math.ceil(epoch / accumulate))
         micro_batches = epochs * epoch + min(rest * accumulate, epoch)
-        total = micro_batches * tokens * trainer.world_size
-    bound = {"windows": "", "sentences": "at most "}.get(data.rows, "about ")
-    return batch_line(
-        size, unit, accumulate, trainer.world_size, tokens, steps=steps, total=total, bound=bound
-    )
+        total = micro_batches * tokens / accumulate
+    return batch_line(batch, tokens, data.rows, steps=steps, total=total)
 
 
 def batch_line(
-    size: int,
-    unit: str,
-    accumulate: int,
-    devices: int,
-    tokens: float,
-    *,
-    steps: float | None,
-    total: float | None,
-    bound: str = "",
+    batch: Any, tokens: float, rows: str, *, steps: float | None, total: float | None
 ) -> str:
     """Returns the batch of an optimiser step, its tokens and the run's tokens, in one line.
 
     Args:
-        size: Size of the micro-batch of a device.
-        unit: What it counts, such as ``rows``.
-        accumulate: Micro-batches of an optimiser step.
-        devices: Processes that train.
-        tokens: Tokens of a micro-batch of one device.
+        batch: The data module's ``StepBatch``.
+        tokens: Tokens of it.
+        rows: What rows are, such as ``windows``, whose tokens alone are exact.
         steps: Optimiser steps of the run, None or infinity if the run does not say.
         total: Tokens of the run, or None if unknown.
-        bound: What stands before the tokens where they are not exact, such as ``at most``. Rows
-            are exact.
     """
-    of_size = "" if unit == "rows" else bound
+    bound = {"windows": "", "sentences": "at most "}.get(rows, "about ")
+    of_size, devices = "" if batch.unit == "rows" else bound, batch.devices
     parts = [
-        f"global batch {of_size}{size * accumulate * devices:,} {unit} = {size:,} micro-batch x "
-        f"{accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
-        f"{bound}{round(tokens * accumulate * devices):,} tokens a step",
+        f"global batch {of_size}{batch.size:,} {batch.unit} = {batch.micro:,} micro-batch x "
+        f"{batch.accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
+        f"{bound}{round(tokens):,} tokens a step",
     ]
     if steps is not None:
         parts.append("no last step" if math.isinf(steps) else f"{steps:,.0f} steps")

@@ -39,6 +39,9 @@ class ResumeState(L.Callback):
     - A checkpoint between two accumulated micro-batches also holds the sums after ``train/loss``
       and the gradient so far. Over several ranks that is the ranks' mean: equal in value after the
       next synchronisation, not in every bit.
+    - Where the data state the rows of a step (``order_of_steps``), a run goes on with the same rows
+      on another number of devices, and in micro-batches of another size: the loops' count of
+      micro-batches is converted.
     """
 
     def __init__(self) -> None:
@@ -114,6 +117,7 @@ class ResumeState(L.Callback):
             "unfinished_step": unfinished,
             "step_start": self._step_start,
             "step_place": _place_in_step(trainer),
+            "order_of_steps": _order_of_steps(trainer),
             "gradients": _mean_gradients(trainer, pl_module) if unfinished else {},
             "sums": gather(model.train_metrics.sums()) if unfinished else [],
         }
@@ -124,6 +128,7 @@ class ResumeState(L.Callback):
         # Takes this rank's states; says so if the checkpoint cannot be continued exactly.
         if trainer.state.fn != TrainerFn.FITTING:
             return
+        same_steps = _convert_micro_batches(trainer, checkpoint)
         _restore_position(trainer, checkpoint)
         self._begin_step(trainer, checkpoint)
         saved = checkpoint.get(KEY)
@@ -137,12 +142,15 @@ class ResumeState(L.Callback):
         if len(states) != trainer.world_size:
             rank_zero_warn(
                 f"the checkpoint was written by {len(states)} processes, this run has "
-                f"{trainer.world_size}: it continues, but with other random draws and batches"
+                f"{trainer.world_size}: it continues, but with other random draws"
+                f"{'' if same_steps else ' and batches'}"
             )
         if trainer.global_rank < len(states):
             self._state = RandomState.from_plain(states[trainer.global_rank])
         self._gradients = saved["gradients"]
         sums = saved.get("sums", [])  # older checkpoints have none
+        if len(sums) != trainer.world_size:  # the first rank takes all
+            sums = [_added(sums)]
         if trainer.global_rank < len(sums):
             self._sums = sums[trainer.global_rank]
         if saved["unfinished_step"] and not self._gradients:  # as older versions wrote them
@@ -180,7 +188,47 @@ def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[st
     }
 
 
+def _added(sums: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Returns the sums over all ranks."""
+    names = dict.fromkeys(name for each in sums for name in each)
+    pairs = {name: [each[name] for each in sums if name in each] for name in names}
+    return {name: [math.fsum(part) for part in zip(*pairs[name], strict=True)] for name in names}
+
+
 # ---- position in the run
+
+
+def _order_of_steps(trainer: L.Trainer) -> dict[str, Any] | None:
+    """Returns what decides the rows of a step, where devices and micro-batches do not."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    return getattr(data, "order_of_steps", None)
+
+
+def _convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> bool:
+    """Rewrites the count of micro-batches of a checkpoint as this run counts them.
+
+    Returns whether steps have the same rows in both. Then a step of theirs had ``before``
+    micro-batches, and has ``now`` in this run; n of them end where n * now / before of these do.
+
+    Raises:
+        ValueError: If the checkpoint was written within one of this run's micro-batches.
+    """
+    saved, order = checkpoint.get(KEY) or {}, _order_of_steps(trainer)
+    state = (checkpoint.get("loops") or {}).get("fit_loop") or {}
+    if order is None or saved.get("order_of_steps") != order or _BATCHES not in state:
+        return False
+    (place, before), now = saved["step_place"], trainer.accumulate_grad_batches
+    if place * now % before:
+        raise ValueError(
+            f"the checkpoint was written after {place} of the {before} micro-batches of an "
+            f"optimiser step, within a micro-batch of this run, whose steps have {now}; resume on "
+            "as many devices with that batch_size, or from a checkpoint between two steps"
+        )
+    total = state[_BATCHES]["total"]  # the other counts follow from it
+    total["processed"] = total["processed"] * now // before
+    saved["step_start"] = saved["step_start"] * now // before
+    saved["step_place"] = [place * now // before, now]
+    return True
 
 
 def _restore_position(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class AnswerDataModule(TextDataModule):
         return end - start - 1  # without the EOS in the middle
 
     def training_source(self) -> "AnswerSource":
-        return self._source("train", self.batch_size, self.train_windows)
+        return self._source("train", self._training_rows(), self.train_windows)
 
     def evaluation_source(self, split: Split) -> "AnswerSource":
         """Returns the batches of this rank that have every question of a split once, in order.
@@ -132,9 +132,10 @@ class AnswerDataModule(TextDataModule):
             ValueError: The split is empty, or all of its questions are too long.
         """
         self._refuse_empty(split, len(self.stream(split)))
-        return self._source(split, self.eval_batch_size, None)
+        rows = {"batch_size": self.eval_batch_size, **self._ranks()}
+        return self._source(split, rows, None)
 
-    def _source(self, split: Split, batch_size: int, order: Order | None) -> "AnswerSource":
+    def _source(self, split: Split, rows: dict[str, int], order: Order | None) -> "AnswerSource":
         stream = self.stream(split)
         return AnswerSource(
             stream,
@@ -145,8 +146,7 @@ class AnswerDataModule(TextDataModule):
             loss_on=self.loss_on,
             eos_id=self.tokenizer.eos_id,
             bos_id=self.tokenizer.text_bos_id,
-            batch_size=batch_size,
-            **self._ranks(),
+            **rows,
         )
 
 
@@ -203,12 +203,12 @@ class AnswerSource(RowSource):
         widths = self._end - self._start
         self._width = int((widths if kept is None else widths[kept]).max(initial=1))
         self._order = RowOrder(
-            len(widths), order=order, rows_per_batch=self._rows_per_batch, seed=seed, kept=kept
+            len(widths), order=order, rows_per_batch=self._rows_per_step, seed=seed, kept=kept
         )
 
     def __len__(self) -> int:
         """Returns the batches of each rank per epoch."""
-        return self._order.batches
+        return self._order.batches * self._accumulate
 
     def counts(self, n: int) -> dict[str, float]:
         """Returns the targets of batch `n` over all ranks."""

@@ -16,6 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
@@ -65,18 +66,74 @@ class Ranks(TypedDict):
     world_size: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    """The batch of an optimiser step, and how devices share it.
+
+    Attributes:
+        size: All of it, over all devices and micro-batches; of sentences the most.
+        micro: What a device takes at once; of sentences the share, rounded up.
+        accumulate: Micro-batches of a step.
+        devices: Processes that share the step.
+        unit: What sizes count.
+    """
+
+    size: int
+    micro: int
+    accumulate: int
+    devices: int
+    unit: str = "rows"
+
+
+def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
+    """Returns how devices share the rows of a step, in as few micro-batches as possible.
+
+    Args:
+        rows: Rows of the step.
+        devices: Processes that share them equally.
+        most: Most rows that a device takes at once; the largest divisor of its share is taken.
+
+    Raises:
+        ValueError: If the devices cannot share the rows equally.
+    """
+    share, rest = divmod(rows, devices)
+    if rest:
+        fitting = [n for n in range(1, rows + 1) if rows % n == 0]
+        fewer, more = ([n for n in fitting if n < devices], [n for n in fitting if n > devices])
+        nearest = [*fewer[-1:], *more[:1]]
+        raise ValueError(
+            f"global_batch={rows} cannot be divided among {devices} devices (trainer.devices x "
+            f"trainer.num_nodes). Take {' or '.join(map(str, nearest))} devices, or another "
+            "global_batch."
+        )
+    micro = next(n for n in range(min(most, share), 0, -1) if share % n == 0)
+    return StepBatch(size=rows, micro=micro, accumulate=share // micro, devices=devices)
+
+
+def step_rows(*, batch_size: int, accumulate: int = 1, world_size: int = 1, rank: int = 0) -> int:
+    """Returns the rows of a step, of which epochs have a whole number, from those of a rank."""
+    return batch_size * accumulate * world_size
+
+
 class RowSource:
     """Batches of one rank: batch n has the rows (n * world_size + rank) * batch_size + b.
 
+    So step s has the rows from s * R on, R = accumulate * world_size * batch_size, on any number of
+    ranks and in micro-batches of any size.
+
     Args:
         batch_size: B, rows per rank and micro-batch.
+        accumulate: Micro-batches of a step, of which epochs are to have a whole number.
         rank: This process among `world_size`.
         world_size: Processes that share the rows.
     """
 
-    def __init__(self, *, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        self._batch_size, self._rank = batch_size, rank
+    def __init__(
+        self, *, batch_size: int, accumulate: int = 1, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._batch_size, self._accumulate, self._rank = batch_size, accumulate, rank
         self._rows_per_batch = batch_size * world_size  # of all ranks
+        self._rows_per_step = self._rows_per_batch * accumulate
 
     def _numbers(self, n: int) -> np.ndarray:
         """Returns the numbers of this rank's rows in batch `n`, int64 (B,)."""
@@ -335,7 +392,11 @@ class LanguageDataModule(TextCorpus):
     split exactly once, whatever the number of ranks.
 
     Args:
-        batch_size: Rows per device and micro-batch when training (B).
+        batch_size: Rows per device and micro-batch when training (B); the most with global_batch.
+        global_batch: Rows of a step over all devices. These share them, in micro-batches
+            of the largest divisor of a device's share that is at most batch_size, and accumulate
+            the rest, so that step n has the same rows on any number of devices. Null: a step has
+            batch_size x trainer.accumulate_grad_batches x devices.
         eval_batch_size: Rows per device when evaluating; null takes batch_size.
         seed: Seed of the data order, non-negative; the splits do not depend on it.
         num_workers: Processes that build batches ahead of training; 0 builds them in the training
@@ -354,6 +415,7 @@ class LanguageDataModule(TextCorpus):
     """What the rows of batches are."""
     not_in_source: ClassVar[frozenset[str]] = TextCorpus.not_in_source | {
         "batch_size",
+        "global_batch",
         "eval_batch_size",
         "seed",
         "num_workers",
@@ -365,6 +427,7 @@ class LanguageDataModule(TextCorpus):
         self,
         *,
         batch_size: int = 16,
+        global_batch: int | None = None,
         eval_batch_size: int | None = None,
         seed: int = 0,
         num_workers: int = 0,
@@ -374,6 +437,7 @@ class LanguageDataModule(TextCorpus):
     ) -> None:
         super().__init__(**kwargs)
         self.batch_size = batch_size
+        self.global_batch = global_batch
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.seed = seed
         self.num_workers = num_workers
@@ -387,6 +451,7 @@ class LanguageDataModule(TextCorpus):
         """Returns a clause for every argument outside its range."""
         return [
             *outside(1, batch_size=self.batch_size, eval_batch_size=self.eval_batch_size),
+            *outside(1, global_batch=self.global_batch),
             *outside(0, seed=self.seed),
             *outside(0, most_workers(), num_workers=self.num_workers),
             *none_of(("val", "test"), validation_split=self.validation_split),
@@ -403,12 +468,55 @@ class LanguageDataModule(TextCorpus):
         """Returns how many tokens a row has when a split is scored, on average; here a window's."""
         return self.block_size
 
-    def micro_batch(self) -> tuple[int, str, int]:
-        """Returns the size of a device's training batch, what it counts, and its tokens.
+    def unit_tokens(self) -> int:
+        """Returns the tokens of what `StepBatch` counts: of a row, on average."""
+        return self.row_tokens("train")
 
-        Rows are of `row_tokens` each; where they differ in length, the tokens are an average.
+    def step_batch(self, devices: int, accumulate: int = 1) -> StepBatch:
+        """Returns the batch of an optimiser step, and how devices share it.
+
+        Args:
+            devices: Processes that train.
+            accumulate: ``trainer.accumulate_grad_batches``; with `global_batch` it follows, and 1
+                stands for no choice.
+
+        Raises:
+            ValueError: If `global_batch` cannot be divided among the devices, or is given next to
+                another accumulation.
         """
-        return self.batch_size, "rows", self.batch_size * self.row_tokens("train")
+        batch = self._shared_step(devices)
+        if batch is None:
+            micro, unit = self._most_at_once
+            size = micro * accumulate * devices
+            return StepBatch(
+                size=size, micro=micro, accumulate=accumulate, devices=devices, unit=unit
+            )
+        if accumulate not in (1, batch.accumulate):
+            raise ValueError(
+                f"trainer.accumulate_grad_batches ({accumulate}) follows from data.global_batch: "
+                f"it is {batch.accumulate} on {devices} device{'s' if devices > 1 else ''}. Leave "
+                "it out, or set data.global_batch to null."
+            )
+        return batch
+
+    @property
+    def _most_at_once(self) -> tuple[int, str]:
+        """Most that a device takes at once when training, and what it counts."""
+        return self.batch_size, "rows"
+
+    def _shared_step(self, devices: int) -> StepBatch | None:
+        """Returns the batch of a step of a stated size; None where micro-batches decide it."""
+        if self.global_batch is None:
+            return None
+        return divide_rows(self.global_batch, devices, self.batch_size)
+
+    def _training_rows(self) -> dict[str, int]:
+        """Returns the arguments of `RowSource` for this rank's training batches."""
+        ranks = self._ranks()
+        batch = self._shared_step(ranks["world_size"])
+        if batch is None:
+            return {"batch_size": self.batch_size, **ranks}
+        return {"batch_size": batch.micro, "accumulate": batch.accumulate, **ranks}
 
     may_overlap: ClassVar[bool] = False
     """Whether rows of an evaluation can overlap (`eval_stride`)."""
@@ -493,18 +601,32 @@ class LanguageDataModule(TextCorpus):
 
     # Loaders
 
+    def setup(self, stage: str | None = None) -> None:
+        # Opens the store; has the trainer accumulate what `global_batch` asks for.
+        super().setup(stage)
+        if stage == "fit" and self.trainer is not None:
+            trainer = self.trainer
+            batch = self.step_batch(trainer.world_size, trainer.accumulate_grad_batches)
+            trainer.accumulate_grad_batches = batch.accumulate
+
     def train_dataloader(self) -> BatchLoader:
         """Returns the training loader, which goes on where the trainer stands.
 
         Raises:
-            ValueError: The train split is too small for one batch.
+            ValueError: The train split is too small for one batch, or a limit of the trainer cuts
+                a step of `global_batch`.
         """
         source = self.training_source()
         trainer = self.trainer
         if trainer is None:
-            return self._loader(TrainingSource(source, epoch_batches=len(source)), start=None)
+            accumulate = self.step_batch(1).accumulate
+            training = TrainingSource(source, epoch_batches=len(source), accumulate=accumulate)
+            return self._loader(training, start=None)
         _refuse_scheduled_accumulation(trainer)
         epoch_batches = limited_batches(len(source), trainer.limit_train_batches)
+        batch = self._shared_step(trainer.world_size)
+        if batch is not None:
+            _refuse_cut_steps(trainer, epoch_batches, batch.accumulate)
         self._training = training = TrainingSource(
             source,
             epoch_batches=epoch_batches,
@@ -626,7 +748,18 @@ class LanguageDataModule(TextCorpus):
         }
 
     def _whole_order(self) -> dict[str, Any]:
-        return {**self.order(), "world_size": self._ranks()["world_size"]}
+        order = self.order()
+        if self._shared_step(1) is None:
+            return {**order, "world_size": self._ranks()["world_size"]}
+        machine = ("batch_size", "batch_tokens")  # change no step
+        stated = ("global_batch", "global_batch_tokens")
+        kept = {key: value for key, value in order.items() if key not in machine}
+        return {**kept, **{key: getattr(self, key) for key in stated if hasattr(self, key)}}
+
+    @property
+    def order_of_steps(self) -> dict[str, Any] | None:
+        """What decides the rows of a step on any number of devices; None: they decide it, too."""
+        return None if self._shared_step(1) is None else self._whole_order()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Warns of data or an order unlike the checkpoint's; refuses another BOS or EOS.
@@ -639,7 +772,9 @@ class LanguageDataModule(TextCorpus):
             )
         before, now = state_dict["order"], self._whole_order()
         changed = [
-            f"{key} was {before[key]}, is {now[key]}" for key in now if before.get(key) != now[key]
+            f"{key} was {before.get(key)}, is {now[key]}"
+            for key in now
+            if before.get(key) != now[key]
         ]
         if changed:
             rank_zero_warn(
@@ -652,6 +787,18 @@ def limited_batches(available: int, limit: float) -> int:
     """Returns the batches of an epoch under the trainer's limit, a number or a share."""
     batches = int(available * limit) if isinstance(limit, float) else min(available, limit)
     return max(1, batches)  # at 0 the trainer does not train
+
+
+def _refuse_cut_steps(trainer: Any, epoch_batches: int, accumulate: int) -> None:
+    """Raises a ValueError if epochs end within a step; for trials of a few batches they may."""
+    tries = getattr(trainer, "fast_dev_run", False) or getattr(trainer, "overfit_batches", 0)
+    if epoch_batches % accumulate and not tries:
+        whole = max(1, epoch_batches // accumulate) * accumulate
+        raise ValueError(
+            f"trainer.limit_train_batches ({trainer.limit_train_batches}) ends an epoch after "
+            f"{epoch_batches} micro-batches, within a step of global_batch, which has {accumulate} "
+            f"on this number of devices. Set it to {whole}."
+        )
 
 
 def _refuse_scheduled_accumulation(trainer: Any) -> None:

@@ -200,7 +200,8 @@ class RowOrder:
         count: Number of examples.
         order: 'packed': each once an epoch, in a new order; 'random': drawn with replacement; None:
             as they are stored, once (evaluation).
-        rows_per_batch: Rows of a batch of all ranks; an epoch of training has a multiple of that.
+        rows_per_batch: Rows of a batch of all ranks, or of a step; an epoch of training has a
+            multiple of that.
         seed: Non-negative.
         kept: Numbers of the examples that an evaluation takes, ascending; all by default.
 
@@ -227,8 +228,8 @@ class RowOrder:
         batches = -(-count // rows_per_batch) if order is None else count // rows_per_batch
         if order is not None and not batches:
             raise ValueError(
-                f"batch_size: one batch over all devices takes {rows_per_batch} examples, the "
-                f"train split has only {count}. Lower batch_size, or use more examples."
+                f"batch_size, global_batch: one batch over all devices takes {rows_per_batch} "
+                f"examples, the train split has only {count}. Lower it, or use more examples."
             )
         self.batches = batches
         self.rows_per_batch = rows_per_batch

@@ -37,6 +37,7 @@ from datamodules.base import (
     RowSource,
     none_of,
     outside,
+    step_rows,
 )
 from datamodules.corpus import REMOVE_REPEATS
 from datamodules.order import EpochOrder, draws, epoch_order
@@ -147,7 +148,7 @@ class PackedWindows(WindowOrder):
         block_size: T.
         eos_id: The token before the stream.
         seed: Non-negative; the order of an epoch is a pure function of (seed, epoch).
-        rows_per_batch: Rows of a batch of all ranks: an epoch uses a multiple of that.
+        rows_per_batch: Rows of a batch of all ranks, or a step: an epoch uses a multiple of that.
 
     Raises:
         ValueError: The stream has fewer than T tokens, or fewer rows than one batch takes.
@@ -338,7 +339,8 @@ class WindowSource(RowSource):
         self._order, self._context = order, context
         self._special_ids = torch.tensor(special_ids, dtype=torch.int64)
         self._eos_id, self._bos_id = eos_id, bos_id
-        self._batches = num_batches(len(order), self._rows_per_batch, drop_last=drop_last)
+        steps = num_batches(len(order), self._rows_per_step, drop_last=drop_last)
+        self._batches = steps * self._accumulate
 
     def __len__(self) -> int:
         """Returns the batches of each rank per epoch."""
@@ -386,8 +388,8 @@ def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:
         return -(-rows // rows_per_batch)
     if rows < rows_per_batch:
         raise ValueError(
-            f"batch_size: one batch over all devices takes {rows_per_batch} windows, the train "
-            f"split has only {rows}. Lower batch_size or block_size, or use more text."
+            f"batch_size, global_batch: one batch over all devices takes {rows_per_batch} windows, "
+            f"the train split has only {rows}. Lower it or block_size, or use more text."
         )
     return rows // rows_per_batch
 
@@ -440,8 +442,8 @@ Report = Literal["all", "lexical"]
 class TextDataModule(LanguageDataModule):
     """A text corpus as batches of token windows.
 
-    Training batch n of rank r has the windows with the global numbers (n * world_size + r) *
-    batch_size + b, b below batch_size.
+    Training batch n of rank r has the windows with the global numbers (n * world_size + r) * B + b,
+    b below B, the rows of its micro-batch.
 
     Args:
         block_size: Length of a window, in tokens (T).
@@ -521,7 +523,7 @@ class TextDataModule(LanguageDataModule):
         return rows * length / min(size, length + (rows - 1) * self.eval_stride)
 
     def training_source(self) -> CountedSource:
-        ranks, stream, eos_id = self._ranks(), self.stream("train"), self.tokenizer.eos_id
+        rows, stream, eos_id = self._training_rows(), self.stream("train"), self.tokenizer.eos_id
         order: RandomWindows | PackedWindows
         if self.train_windows == "random":
             order = RandomWindows(stream, block_size=self.block_size, eos_id=eos_id, seed=self.seed)
@@ -531,15 +533,9 @@ class TextDataModule(LanguageDataModule):
                 block_size=self.block_size,
                 eos_id=eos_id,
                 seed=self.seed,
-                rows_per_batch=self.batch_size * ranks["world_size"],
+                rows_per_batch=step_rows(**rows),
             )
-        return WindowSource(
-            order,
-            batch_size=self.batch_size,
-            eos_id=eos_id,
-            drop_last=True,
-            **ranks,
-        )
+        return WindowSource(order, eos_id=eos_id, drop_last=True, **rows)
 
     def evaluation_source(self, split: Split) -> BatchSource:
         """Returns the batches of this rank that score every token of a split once.

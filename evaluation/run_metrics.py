@@ -274,6 +274,9 @@ def _amount(
         return _of_sentences(run, data)
     recipe, model, number = run.checkpoint.data_recipe, run.outline, _micro_batches(run)
     rows = None if recipe is None else recipe["init_args"].get("batch_size")
+    stated = _order(run).get("global_batch")
+    if stated is not None:  # of a step, on any number of devices
+        number, rows = run.checkpoint.step, stated
     if rows is None or not number or not run.checkpoint.step or model.reads != "windows":
         return None, None
     positions = number * rows * model.config.block_size
@@ -293,9 +296,19 @@ def _micro_batches(run: RunRecord) -> int:
     return int(value or 0) * _ranks(run)
 
 
+def _order(run: RunRecord) -> dict[str, Any]:
+    """Returns what has decided the rows of a run's batches, or of its steps."""
+    return dict(run.checkpoint.data_state.get("order", {}))
+
+
 def _ranks(run: RunRecord) -> int:
-    ranks: int = run.checkpoint.data_state.get("order", {}).get("world_size", 1)
-    return ranks
+    return int(_order(run).get("world_size", 1))
+
+
+def _states_steps(run: RunRecord) -> bool:
+    """Whether steps have the same rows on any number of devices."""
+    order = _order(run)
+    return any(order.get(key) is not None for key in ("global_batch", "global_batch_tokens"))
 
 
 def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | None]:
@@ -304,6 +317,8 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
     On several devices the batches of as many steps on one of them are counted, which are even.
     """
     number = _micro_batches(run)
+    if _states_steps(run):
+        number = (run.checkpoint.step or 0) * data.step_batch(1).accumulate
     if not number or run.checkpoint.data_state.get("fingerprint") != data.fingerprint:
         return None, None
     source = data.training_source()
@@ -464,9 +479,9 @@ def _markers(data: LanguageDataModule, split: Split) -> float:
 
 def _provenance(run: RunRecord) -> dict[str, Any]:
     path, here = run.checkpoint.path.resolve(), Path.cwd()
-    order: dict[str, Any] = dict(run.checkpoint.data_state.get("order", {}))
-    accumulated = run.record["accumulate_grad_batches"]
-    if accumulated is None and run.checkpoint.step:
+    order, states = _order(run), _states_steps(run)
+    accumulated = None if states else run.record["accumulate_grad_batches"]  # no choice of the run
+    if accumulated is None and run.checkpoint.step and not states:
         accumulated = round(_micro_batches(run) / _ranks(run) / run.checkpoint.step)
     order = {"rows": run.outline.reads, **order, "accumulate_grad_batches": accumulated}
     return {
@@ -481,6 +496,7 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
         "tokenizer": _tokenizer(run),
         "recipe": _recipe(run, order),
         **run.record,
+        **({"accumulate_grad_batches": None} if states else {}),
     }
 
 

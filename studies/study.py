@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -204,7 +204,7 @@ class Study:
     @property
     def units_per_step(self) -> int:
         """Tokens, or questions, of an optimiser step."""
-        rows = self.data["batch_size"] * (self.trainer.get("accumulate_grad_batches") or 1)
+        rows = _rows_per_step(self.data, self.trainer)
         return int(rows if self.task is not None else rows * self.data["block_size"])
 
     @property
@@ -310,9 +310,17 @@ def _passes(length: float, *, _root_: DictConfig) -> float:
     """Returns how often a run of this length reads the questions of its study."""
     if _root_.get("epochs"):
         return float(_root_.epochs)
-    steps, rows = max(1, round(_root_.steps * length)), _root_.data.batch_size
-    rows *= OmegaConf.select(_root_, "trainer.accumulate_grad_batches") or 1
+    steps, rows = (
+        max(1, round(_root_.steps * length)),
+        _rows_per_step(_root_.data, _root_.get("trainer") or {}),
+    )
     return float(steps * rows / _root_.data.train_examples)
+
+
+def _rows_per_step(data: Mapping[Any, Any], trainer: Mapping[Any, Any]) -> int:
+    """Returns the rows of an optimiser step, on one device unless ``data.global_batch`` says it."""
+    one_device = data["batch_size"] * (trainer.get("accumulate_grad_batches") or 1)
+    return int(data.get("global_batch") or one_device)
 
 
 for resolver, function in {**ARITHMETIC, "passes": _passes}.items():

@@ -36,6 +36,7 @@ from callbacks import (
     ScheduleChange,
     Termination,
     Throughput,
+    Validation,
 )
 from callbacks.checkpointing import check_folder
 from callbacks.hooks import AgreedEnd
@@ -123,10 +124,12 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "inference_mode": False,
 }
 
+ACCUMULATE = "trainer.accumulate_grad_batches"
 NOT_CHOSEN = (None, "auto")
 """Values of trainer options that leave the choice to Lightning."""
 
 CALLBACKS: dict[str, type[L.Callback]] = {
+    "validation": Validation,
     "checkpoint": SaveCheckpoints,
     "throughput": Throughput,
     "progress": Progress,  # after throughput, whose latest value it shows
@@ -421,6 +424,8 @@ class LatentCLI(LightningCLI):
         check_linked(self._typed, self._saved, self.datamodule)
         self.model.check_data(self.datamodule)
         self.check_sizes()
+        if self.subcommand in (None, "fit"):
+            self.check_step()
         if self._saved_run is None:
             if self.subcommand in EVALUATION_CALLBACKS:
                 rank_zero_warn(f"{self.subcommand} without ckpt_path: the weights are untrained")
@@ -438,6 +443,22 @@ class LatentCLI(LightningCLI):
         """Refuses sizes that this machine cannot hold."""
         trains = self.subcommand in (None, "fit")
         check_sizes(self.trainer, self.model, self.datamodule, trains=trains)
+
+    def check_step(self) -> None:
+        """Refuses a batch that devices cannot share, before the text is prepared."""
+        if self.datamodule.order_of_steps is not None and any(
+            word.partition("=")[0] == f"--{ACCUMULATE}" for word in self._argv
+        ):
+            raise UserError(
+                f"{ACCUMULATE} follows from data.global_batch and the number of devices; leave it "
+                "out, or set data.global_batch to null"
+            )
+        self.datamodule.step_batch(self.devices, self.trainer.accumulate_grad_batches)
+
+    @property
+    def devices(self) -> int:
+        """Number of processes that train."""
+        return self.trainer.world_size
 
     def announce(self) -> None:
         """Names the default that is trained where no config and no model was given."""

@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from callbacks.overview import quantity
 from datamodules import LanguageDataModule
+from datamodules.base import StepBatch
 from datamodules.store import Split
 from datamodules.tokenizers import TokenizerUnavailableError
 from lightning_models import LanguageModel
@@ -100,11 +101,11 @@ def row_tokens(data: Any) -> int | None:
 
 def planned_tokens(data: Any, trainer: Mapping[str, Any], row_tokens: int | None) -> int | None:
     """Returns the tokens of a run, None if only its text can tell."""
-    steps, micro = trainer.get("max_steps", -1), trainer.get("accumulate_grad_batches", 1)
+    steps = trainer.get("max_steps", -1)
     if steps > 0:
-        rows = data.batch_size * (data.block_size if row_tokens is None else row_tokens)
-        batch = getattr(data, "batch_tokens", rows)
-        return int(steps * micro * min(batch, rows))
+        batch = data.step_batch(1, trainer.get("accumulate_grad_batches", 1))
+        row = data.block_size if row_tokens is None else row_tokens
+        return int(steps * batch.size * (row if batch.unit == "rows" else 1))
     most = getattr(getattr(data, "corpus", data), "train_tokens", None)
     most = split_tokens(data, "train", row_tokens) if most is None else most
     epochs = trainer.get("max_epochs")
@@ -122,7 +123,7 @@ def split_tokens(data: Any, split: Split, row_tokens: int | None) -> int | None:
 
 
 def validation_tokens(
-    data: Any, trainer: Mapping[str, Any], trained: float, *, row: int, devices: int
+    data: Any, trainer: Mapping[str, Any], trained: float, *, row: int, batch: StepBatch
 ) -> float | None:
     """Returns the tokens that all validations of a run score.
 
@@ -131,7 +132,7 @@ def validation_tokens(
         trainer: Options of the trainer.
         trained: Tokens that the run trains on.
         row: Tokens of a row.
-        devices: Processes that train.
+        batch: The batch of an optimiser step.
 
     Returns:
         None where the text must be prepared first.
@@ -141,14 +142,15 @@ def validation_tokens(
         return 0.0
     tokens: float | None = split_tokens(data, "val", row)
     if isinstance(limit, int):
-        most = limit * data.eval_batch_size * row * devices
+        most = limit * data.eval_batch_size * row * batch.devices
         tokens = most if tokens is None else min(most, tokens)
     elif tokens is not None:
         tokens *= 1.0 if limit is None else limit
     epoch = split_tokens(data, "train", row)
     between: float | None = None
     if isinstance(every, int):
-        between = every * data.batch_size * row * devices
+        tokens_of_step = batch.size * (row if batch.unit == "rows" else 1)
+        between = every * tokens_of_step / batch.accumulate
     elif epoch is not None and (every is None or isinstance(every, float)):
         between = (every or 1.0) * epoch * (trainer["check_val_every_n_epoch"] or 1)
     return None if tokens is None or between is None else trained // between * tokens

@@ -33,6 +33,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from callbacks.overview import batch_line, quantity
 from callbacks.throughput import PEAK_BF16
+from callbacks.validation import Validation
+from datamodules.base import StepBatch
 from lightning_models import LanguageModel
 from lightning_models.memory import check_batch, weights_size
 from lightning_models.optim import build_optimizer
@@ -89,6 +91,11 @@ class Planner(LatentCLI):
         check_batch(self.datamodule)
         weights_size(self.model, 2.0**63)  # traced, so the memory of this machine does not matter
 
+    @property
+    def devices(self) -> int:
+        """Number of processes that would train."""
+        return count_devices(self.asked["devices"]) * int(self.asked["num_nodes"])
+
     def announce(self) -> None:
         """Says nothing, as no default is trained."""
 
@@ -98,7 +105,8 @@ class Planner(LatentCLI):
         if not 0 < mfu <= 1:
             raise UserError(f"mfu ({mfu}) must be above 0 and at most 1")
         peak = PEAK_BF16[gpu] if tflops is None else tflops * 1e12
-        run = PlannedRun.of(self.model, self.datamodule, self.asked)
+        validation = self._get(self.config_init, "validation")
+        run = PlannedRun.of(self.model, self.datamodule, self.asked, validation)
         for line in describe(run, mfu * peak):
             print(line, flush=True)
 
@@ -113,10 +121,10 @@ class PlannedRun(NamedTuple):
         model: Without a network, and with weights of no file.
         outline: The same with its network on the meta device.
         data: The data module, prepared or not.
-        trainer: Options of the trainer.
+        trainer: Options of the trainer, as they are in training.
+        batch: The batch of an optimiser step.
         rows: Rows of a micro-batch of one device.
         slots: Positions of a row; of sentences with their boundaries.
-        devices: Processes that train.
         share: Processes that share one copy of the parameters; 1 where each has its own.
     """
 
@@ -124,25 +132,43 @@ class PlannedRun(NamedTuple):
     outline: Any
     data: Any
     trainer: Mapping[str, Any]
+    batch: StepBatch
     rows: int
     slots: int
-    devices: int
     share: int
 
     @classmethod
-    def of(cls, model: LanguageModel, data: Any, trainer: Mapping[str, Any]) -> "PlannedRun":
-        """Returns the run of a model and data with a trainer's options."""
-        rows, slots = data.batch_size, data.block_size
+    def of(
+        cls,
+        model: LanguageModel,
+        data: Any,
+        trainer: Mapping[str, Any],
+        validation: Validation | None = None,
+    ) -> "PlannedRun":
+        """Returns the run of a model and data with the options of a trainer and of validations."""
+        devices = count_devices(trainer["devices"]) * trainer["num_nodes"]
+        batch = data.step_batch(devices, trainer["accumulate_grad_batches"])
+        options = (validation or Validation()).trainer_options(
+            trainer,
+            accumulate=batch.accumulate,
+            rows_at_once=data.eval_batch_size * devices,
+        )
+        trainer = {**trainer, **options, "accumulate_grad_batches": batch.accumulate}
+        rows, slots = batch.micro, data.block_size
         if data.rows == "sentences":
             slots = data.max_sentences * SENTENCE_SLOTS
             words = data.max_sentences * (SENTENCE_SLOTS - MARKERS)
-            rows = min(rows, max(1, data.batch_tokens // words))
-        devices = count_devices(trainer["devices"]) * trainer["num_nodes"]
+            rows = min(data.batch_size, max(1, batch.micro // words))
         share = count_sharing(trainer["strategy"], devices)
         outline = without_files(model)
         with torch.device("meta"):
             outline.configure_model()
-        return cls(without_files(model), outline, data, trainer, rows, slots, devices, share)
+        return cls(without_files(model), outline, data, trainer, batch, rows, slots, share)
+
+    @property
+    def devices(self) -> int:
+        """Number of processes that train."""
+        return self.batch.devices
 
     @property
     def parameters(self) -> int:
@@ -162,15 +188,10 @@ def describe(run: PlannedRun, rate: float) -> Iterator[str]:
     """Yields the lines of a plan; a device computes ``rate`` FLOP/s."""
     frozen = "" if run.trained == run.parameters else f", {run.trained:,} of them trained"
     yield f"{type(run.model).__name__}: {run.parameters:,} parameters{frozen}"
-    size, unit, tokens = run.rows, "rows", run.rows * run.slots
-    if run.data.rows != "reasoning" or row_tokens(run.data) != run.slots:  # is prepared
-        size, unit, tokens = run.data.micro_batch()
-    accumulate = run.trainer["accumulate_grad_batches"]
+    prepared = run.data.rows != "reasoning" or row_tokens(run.data) != run.slots
+    tokens = run.batch.size * (run.data.unit_tokens() if prepared else run.slots)
     steps, total = count_steps(run, tokens)
-    bound = {"windows": "", "sentences": "at most "}.get(run.data.rows, "about ")
-    yield batch_line(
-        size, unit, accumulate, run.devices, tokens, steps=steps, total=total, bound=bound
-    )
+    yield batch_line(run.batch, tokens, run.data.rows, steps=steps, total=total)
     yield from describe_cost(run, total, rate)
     parts = predict_memory(run)
     text = ", ".join(f"{name} {quantity(size)}B" for name, size in parts.items() if size)
@@ -181,21 +202,26 @@ def describe(run: PlannedRun, rate: float) -> Iterator[str]:
 
 
 def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | None]:
-    """Returns a run's optimiser steps and tokens; None where its text must be prepared."""
-    accumulate, steps = run.trainer["accumulate_grad_batches"], run.trainer["max_steps"]
+    """Returns a run's optimiser steps and tokens; None where its text must be prepared.
+
+    Args:
+        run: The run.
+        tokens: Tokens of a step.
+    """
+    accumulate, steps = run.batch.accumulate, run.trainer["max_steps"]
     limit, epochs = run.trainer["limit_train_batches"], run.trainer["max_epochs"] or 0
-    each = tokens * run.devices
     bounds: list[tuple[float, float]] = []
     if steps > 0:
-        bounds.append((steps, steps * accumulate * each))
+        bounds.append((steps, steps * tokens))
     if epochs > 0 and isinstance(limit, int):
-        bounds.append((epochs * math.ceil(limit / accumulate), epochs * limit * each))
+        micro_batches = epochs * limit
+        bounds.append((epochs * math.ceil(limit / accumulate), micro_batches * tokens / accumulate))
     elif epochs > 0:
         row = row_tokens(run.data)
         planned: float | None = planned_tokens(run.data, {"max_epochs": epochs}, row)
         if planned is not None:
             planned *= 1.0 if limit is None else limit
-            bounds.append((math.ceil(planned / (accumulate * each)), planned))
+            bounds.append((math.ceil(planned / tokens), planned))
     return min(bounds, default=(None, None))
 
 
@@ -210,7 +236,7 @@ def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator
         )
         return
     training, validation = each * total, 0.0
-    scored = validation_tokens(run.data, run.trainer, total, row=run.slots, devices=run.devices)
+    scored = validation_tokens(run.data, run.trainer, total, row=run.slots, batch=run.batch)
     text = f"FLOPs: {quantity(training)} of training ({quantity(each)} a token)"
     if scored is None:
         text += ", those of validation are known once its text is prepared"
@@ -236,7 +262,7 @@ def predict_memory(run: PlannedRun) -> dict[str, float]:
     types = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
     dtype = torch.bfloat16 if gathers else types.get(precision, torch.float32)
     in_buckets = getattr(strategy, "_ddp_kwargs", {}).get("gradient_as_bucket_view", False)
-    accumulates = run.trainer["accumulate_grad_batches"] > 1
+    accumulates = run.batch.accumulate > 1
     parts = trace_step(
         run.model,
         make_batch(run.model, run.rows, run.slots),

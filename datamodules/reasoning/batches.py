@@ -14,7 +14,7 @@ all tensors int64:
 | ``sequence_id`` | (B,) | number of the row; in evaluation its example's number |
 | ``group`` | (B,) | what accuracies are grouped by |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
-| ``epochs`` | a float | training: epochs of the trainer that precede this batch |
+| ``epochs`` | a float | training: epochs of the trainer that precede this batch, or its step |
 
 Where the trainer's limit_train_batches shortens its epochs, ``epochs`` counts those: a curriculum
 goes on with them, whatever share of the split they have. With overfit_batches there are no
@@ -69,7 +69,7 @@ class ReasoningSource(RowSource):
         **rows: int,
     ) -> None:
         super().__init__(**rows)
-        assert order.rows_per_batch == self._rows_per_batch
+        assert order.rows_per_batch == self._rows_per_step
         self._examples, self._order = examples, order
         self._eos_id, self._start_id = eos_id, start_id
         self._counter, self._epoch_batches = counter, epoch_batches
@@ -81,7 +81,7 @@ class ReasoningSource(RowSource):
 
     def __len__(self) -> int:
         """Returns the batches of each rank per epoch."""
-        return self._order.batches
+        return self._order.batches * self._accumulate
 
     def counts(self, n: int) -> dict[str, float]:
         """Returns what the model counts in batch `n` over all ranks, else ``targets``."""
@@ -113,7 +113,8 @@ class ReasoningSource(RowSource):
             start_id=self._start_id,
         )
         if self._epoch_batches is not None:
-            batch["epochs"] = n / self._epoch_batches
+            first = n - n % self._accumulate  # a step has one stage of a curriculum
+            batch["epochs"] = first / self._epoch_batches
         return batch
 
 

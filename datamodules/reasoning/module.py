@@ -9,7 +9,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.base import BatchSource, LanguageDataModule, limited_batches, none_of, outside
+from datamodules.base import (
+    BatchSource,
+    LanguageDataModule,
+    limited_batches,
+    none_of,
+    outside,
+    step_rows,
+)
 from datamodules.corpus import REMOVE_REPEATS, Repeats, split_of
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import RowOrder
@@ -375,7 +382,7 @@ class ReasoningDataModule(LanguageDataModule):
         Raises:
             ValueError: The train split is too small for one batch.
         """
-        return self._source("train", self.batch_size, training=True)
+        return self._source("train", self._training_rows(), training=True)
 
     def evaluation_source(self, split: Split) -> ReasoningSource:
         """Returns the batches of this rank that have every example of a split once, in order.
@@ -386,26 +393,27 @@ class ReasoningDataModule(LanguageDataModule):
             ValueError: The split is empty, or all of its examples are too long.
         """
         self._refuse_empty(split, len(self.stored(split)))
-        return self._source(split, self.eval_batch_size, training=False)
+        rows = {"batch_size": self.eval_batch_size, **self._ranks()}
+        return self._source(split, rows, training=False)
 
-    def _source(self, split: Split, batch_size: int, *, training: bool) -> ReasoningSource:
-        examples, ranks = self.stored(split), self._ranks()
+    def _source(self, split: Split, rows: dict[str, int], *, training: bool) -> ReasoningSource:
+        examples = self.stored(split)
         order = RowOrder(
             len(examples),
             order=self.train_windows if training else None,
-            rows_per_batch=batch_size * ranks["world_size"],
+            rows_per_batch=step_rows(**rows),
             seed=self.seed,
             kept=None if training else self._fitting(split),
         )
+        batches = order.batches * rows.get("accumulate", 1)
         return ReasoningSource(
             examples,
             order,
-            batch_size=batch_size,
             eos_id=self.tokenizer.eos_id,
             start_id=self.tokenizer.start_id,
             counter=self._counter() if training else None,
-            epoch_batches=self._epoch_batches(order.batches) if training else None,
-            **ranks,
+            epoch_batches=self._epoch_batches(batches) if training else None,
+            **rows,
         )
 
     def _epoch_batches(self, available: int) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch, DealtPrompts, LanguageDataModule, outside
+from datamodules.base import Batch, DealtPrompts, LanguageDataModule, StepBatch, outside
 from datamodules.order import permutation
 from datamodules.sentences.corpus import SentenceCorpus, SentenceIndex
 from datamodules.sentences.streams import (
@@ -28,6 +28,9 @@ from datamodules.sentences.streams import (
     cut_documents,
     distribute,
     number_of_batches,
+    parts_of_step,
+    runs,
+    share_step,
 )
 from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer
 from datamodules.store import Split
@@ -163,6 +166,10 @@ class StreamSource:
         bounds: What a batch may hold.
         curriculum: How long streams are in each epoch.
         seed: Non-negative.
+        step: What a step of all ranks may hold, where streams are dealt to steps and each step is
+            shared by ranks and micro-batches, all within `bounds`. None: they are dealt to the
+            batches of ranks.
+        accumulate: Micro-batches of such a step.
         rank: This process among `world_size`.
         world_size: Processes that share the streams.
 
@@ -177,26 +184,32 @@ class StreamSource:
         bounds: Bounds,
         curriculum: Curriculum,
         seed: int,
+        step: Bounds | None = None,
+        accumulate: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._index, self._bounds, self._curriculum = index, bounds, curriculum
-        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._index, self._curriculum, self._seed = index, curriculum, seed
+        self._bounds, self._part, self._accumulate = step or bounds, bounds, accumulate
+        self._rank, self._world_size = rank, world_size
+        self._shares = step is not None
+        self._dealt_to = 1 if self._shares else world_size  # batches of the dealing in a step
         self._streams: dict[int, Streams] = {}
         self._epochs: dict[int, Batches] = {}
+        self._shared: dict[int, tuple[Streams, np.ndarray]] = {}
         streams = self._cut(curriculum.at(0))
         self._number = number_of_batches(
-            int(streams.lexical.sum()), len(streams), bounds, world_size
+            int(streams.lexical.sum()), len(streams), self._bounds, self._dealt_to
         )
         self._epoch(0)  # a split that is too small is refused at once
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a loading process needs; it cuts and deals the streams itself."""
-        return {**vars(self), "_streams": {}, "_epochs": {}}
+        return {**vars(self), "_streams": {}, "_epochs": {}, "_shared": {}}
 
     def __len__(self) -> int:
         """Returns the batches of each rank per epoch, the same in all epochs."""
-        return self._number // self._world_size
+        return self._number // self._dealt_to * self._accumulate
 
     def _cut(self, max_sentences: int) -> Streams:
         if max_sentences not in self._streams:
@@ -215,7 +228,7 @@ class StreamSource:
                 bounds=self._bounds,
                 seed=self._seed,
                 epoch=epoch,
-                world_size=self._world_size,
+                world_size=self._dealt_to,
             )
             self._epochs = {epoch: batches}
         return self._epochs[epoch]
@@ -227,11 +240,26 @@ class StreamSource:
             n: Number of the batch.
             rank: Of that rank; None: of all ranks.
         """
+        begin, count = (0, self._world_size) if rank is None else (rank, 1)
+        if self._shares:
+            streams, part = self._share(n // self._accumulate)
+            begin += n % self._accumulate * self._world_size
+            chosen = streams[(begin <= part) & (part < begin + count)]
+            return chosen.first, chosen.sentences
         epoch, step = divmod(n, len(self))
-        begin, ranks = step * self._world_size, self._world_size
-        if rank is not None:
-            begin, ranks = begin + rank, 1
-        return self._epoch(epoch).streams(begin, begin + ranks)
+        begin += step * self._world_size
+        return self._epoch(epoch).streams(begin, begin + count)
+
+    def _share(self, step: int) -> tuple[Streams, np.ndarray]:
+        """Returns the streams of a step, and the part of each; micro-batch m has the m-th W."""
+        if step not in self._shared:
+            epoch, batch = divmod(step, self._number)
+            first, sentences = self._epoch(epoch).streams(batch, batch + 1)
+            streams = runs(self._index, first, first + sentences)
+            parts = self._world_size * self._accumulate
+            shared = share_step(streams, self._index, number=parts, bounds=self._part)
+            self._shared = {step: shared}
+        return self._shared[step]
 
     def counts(self, n: int) -> dict[str, float]:
         """Returns the targets of batch `n` over all ranks, in all and of each kind."""
@@ -244,12 +272,15 @@ class StreamSource:
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `grid_batch`.
 
-        Also ``sentence_steps``, int: most sentences that a stream of batch n has on any rank.
-        ``sequence_id`` is the number of the stream's first sentence.
+        Also ``sentence_steps``, int: most sentences that a stream of batch n has on any rank; the
+        first micro-batch of a shared step has those of the step, the others 0. ``sequence_id`` is
+        the number of the stream's first sentence. A part without streams is `empty_batch`.
         """
         first, sentences = self.streams(n, self._rank)
-        batch = stored_batch(self._index, first, sentences, first)
-        return {**batch, "sentence_steps": int(self.streams(n)[1].max())}
+        batch = stored_batch(self._index, first, sentences, first) if len(first) else empty_batch()
+        step, micro = divmod(n, self._accumulate)
+        of_step = self._share(step)[0].sentences if self._shares else self.streams(n)[1]
+        return {**batch, "sentence_steps": 0 if micro else int(of_step.max())}
 
 
 class DocumentSource:
@@ -352,10 +383,19 @@ class Sentences(SentenceCorpus, LanguageDataModule):
     of at most `batch_tokens` lexical tokens and `batch_size` streams; S grows by `curriculum_step`
     every `curriculum_epochs` epochs. Evaluation scores whole documents.
 
+    With `global_batch_tokens` streams are dealt to steps instead, and each step is shared by
+    devices and micro-batches, so that step n has the same sentences on any number of devices and
+    with any `batch_tokens`. They are the same streams unless one does not fit into a device's batch
+    beside others: then it is cut. Where a step has fewer streams than there are devices, some wait.
+
     Args:
         batch_tokens: Most lexical tokens (all but BOS, EOS and EOD) of a device's batch when
             training; the paper's number is unpublished.
         batch_size: Most streams of a device's batch when training.
+        global_batch_tokens: Most lexical tokens of an optimiser step over all devices, in as few
+            micro-batches as surely fit; null: a step has a batch of `batch_tokens` for each device
+            and each of trainer.accumulate_grad_batches.
+        global_batch: Most streams of such a step; null: one for each max_sentence_tokens of it.
         max_sentences: Most sentences of a stream in the first epochs (S).
         curriculum_step: How much S grows; 0: not at all.
         curriculum_epochs: After how many epochs it grows; passes over the data, which are the
@@ -374,6 +414,7 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         *,
         batch_tokens: int = 8192,
         batch_size: int = 64,
+        global_batch_tokens: int | None = None,
         max_sentences: int = 30,
         curriculum_step: int = 12,
         curriculum_epochs: int = 5,
@@ -381,6 +422,7 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         **kwargs: Any,
     ) -> None:
         self.batch_tokens = batch_tokens
+        self.global_batch_tokens = global_batch_tokens
         self.max_sentences = max_sentences
         self.curriculum_step = curriculum_step
         self.curriculum_epochs = curriculum_epochs
@@ -397,10 +439,17 @@ class Sentences(SentenceCorpus, LanguageDataModule):
                 f"curriculum_limit={self.curriculum_limit} must be at least max_sentences="
                 f"{self.max_sentences}, or null"
             )
-        if self.batch_tokens < self.max_sentence_tokens:
+        sizes = {"batch_tokens": self.batch_tokens, "global_batch_tokens": self.global_batch_tokens}
+        problems += [
+            f"{key}={size} must be at least max_sentence_tokens={self.max_sentence_tokens}, so "
+            "that a batch can take any sentence"
+            for key, size in sizes.items()
+            if size is not None and size < self.max_sentence_tokens
+        ]
+        if self.global_batch is not None and self.global_batch_tokens is None:
             problems.append(
-                f"batch_tokens={self.batch_tokens} must be at least max_sentence_tokens="
-                f"{self.max_sentence_tokens}, so that a batch can take any sentence"
+                f"global_batch={self.global_batch} counts the streams of a step of "
+                "global_batch_tokens lexical tokens: set that, too"
             )
         return problems
 
@@ -414,9 +463,37 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         counts = self.counts(split)
         return -(-counts.tokens // max(1, counts.documents))
 
-    def micro_batch(self) -> tuple[int, str, int]:
-        """Returns the most lexical tokens of a device's training batch; see the base."""
-        return self.batch_tokens, "lexical tokens", self.batch_tokens
+    def unit_tokens(self) -> int:
+        return 1
+
+    @property
+    def _most_at_once(self) -> tuple[int, str]:
+        return self.batch_tokens, "lexical tokens"
+
+    def _shared_step(self, devices: int) -> StepBatch | None:
+        size, step = self.global_batch_tokens, self._step_bounds
+        if size is None or step is None:
+            return None
+        accumulate = -(-parts_of_step(step, self._bounds) // devices)
+        micro = -(-size // (accumulate * devices))
+        unit = self._most_at_once[1]
+        return StepBatch(size=size, micro=micro, accumulate=accumulate, devices=devices, unit=unit)
+
+    @property
+    def _bounds(self) -> Bounds:
+        """Bounds of a device's batch."""
+        return Bounds(
+            lexical=self.batch_tokens, streams=self.batch_size, sentence=self.max_sentence_tokens
+        )
+
+    @property
+    def _step_bounds(self) -> Bounds | None:
+        """Bounds of a step of a stated size."""
+        size, longest = self.global_batch_tokens, self.max_sentence_tokens
+        if size is None:
+            return None
+        streams = size // longest if self.global_batch is None else self.global_batch
+        return Bounds(lexical=size, streams=streams, sentence=longest)
 
     def sentences(self, split: Split) -> SentenceIndex:
         """Returns where the sentences of a split of the prepared corpus are."""
@@ -428,13 +505,11 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         Raises:
             ValueError: The train split is too small to give each batch a sentence.
         """
+        rows = {key: n for key, n in self._training_rows().items() if key != "batch_size"}
         return StreamSource(
             self.sentences("train"),
-            bounds=Bounds(
-                lexical=self.batch_tokens,
-                streams=self.batch_size,
-                sentence=self.max_sentence_tokens,
-            ),
+            bounds=self._bounds,
+            step=self._step_bounds,
             curriculum=Curriculum(
                 max_sentences=self.max_sentences,
                 step=self.curriculum_step,
@@ -442,7 +517,7 @@ class Sentences(SentenceCorpus, LanguageDataModule):
                 limit=self.curriculum_limit,
             ),
             seed=self.seed,
-            **self._ranks(),
+            **rows,
         )
 
     def evaluation_source(self, split: Split) -> DocumentSource:

@@ -372,6 +372,65 @@ def _fit(streams: Streams, index: SentenceIndex, room: np.ndarray) -> tuple[Stre
     return fitting, rest[rest.sentences > 0]
 
 
+# ---- a step shared by devices
+
+
+def parts_of_step(step: Bounds, part: Bounds) -> int:
+    """Returns the parts of which `share_step` needs no more, whatever a step holds.
+
+    A sentence finds no place only if each part has as many streams as it may, or more than
+    W - m words (see the module's docstring). A part of the first kind without such words has whole
+    streams and ends of streams alone, of which at least one is not placed yet.
+    """
+    if step.lexical <= part.lexical and step.streams <= part.streams:
+        return 1
+    full = (step.lexical - 1) // (part.lexical - part.sentence + 1)
+    return (step.streams - 1) // part.streams + full + 1
+
+
+def share_step(
+    streams: Streams, index: SentenceIndex, *, number: int, bounds: Bounds
+) -> tuple[Streams, np.ndarray]:
+    """Returns the streams of a step and the part of each, parts of similar length side by side.
+
+    The longest stream goes first, to the part with the most room. It is cut, between sentences,
+    only if it has more words than that. Parts may stay empty.
+
+    Args:
+        streams: Streams of the step, in order.
+        index: Sentences of the split.
+        number: Number of parts, at least `parts_of_step`.
+        bounds: Bounds of a part.
+    """
+    if number == 1:
+        return streams, np.zeros(len(streams), dtype=np.int64)
+    room, slots = np.full(number, bounds.lexical), np.full(number, bounds.streams)
+    pool = sorted(
+        _piece(index, first, first + count)
+        for first, count in zip(streams.first.tolist(), streams.sentences.tolist(), strict=True)
+    )
+    taken: list[Piece] = []
+    parts: list[int] = []
+    while pool:
+        words, first, stop = pool.pop()
+        part = int(np.where(slots > 0, room, -1).argmax())
+        if words > room[part]:
+            cut = int(longest_prefix(index, np.array([first]), np.array([stop]), room[part])[0])
+            assert first < cut < stop, "parts_of_step gave too few"
+            insort(pool, _piece(index, cut, stop))
+            words, first, stop = _piece(index, first, cut)
+        taken.append((words, first, stop))
+        parts.append(part)
+        room[part] -= words
+        slots[part] -= 1
+    first, stop = (np.array([piece[i] for piece in taken], dtype=np.int64) for i in (1, 2))
+    longest = np.zeros(number, dtype=np.int64)
+    np.maximum.at(longest, parts, stop - first)
+    place = np.empty(number, dtype=np.int64)
+    place[np.argsort(-longest, kind="stable")] = np.arange(number)
+    return runs(index, first, stop), place[parts]
+
+
 # ---- dealing evenly
 
 

@@ -1,0 +1,68 @@
+"""How often a training validates, and on how much, whatever the number of devices."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+
+OPTIONS = ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")
+
+
+class Validation(L.Callback):
+    """Validates every n optimiser steps, on a number of rows that all devices share.
+
+    Args:
+        every_n_train_steps: Optimiser steps between two validations, counted on over epochs. Null
+            leaves the interval to trainer.val_check_interval, which counts micro-batches.
+        rows: Rows that a validation scores over all devices, rounded up to whole batches of them.
+            Null takes the whole split, and trainer.limit_val_batches, which counts the batches of a
+            device, wins over it.
+    """
+
+    def __init__(self, every_n_train_steps: int | None = None, rows: int | None = None) -> None:
+        for key, value in (("every_n_train_steps", every_n_train_steps), ("rows", rows)):
+            if value is not None and value < 1:
+                raise ValueError(f"validation.{key} ({value}) must be at least 1, or null")
+        self.every_n_train_steps, self.rows = every_n_train_steps, rows
+        self._interval: int | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        # The data module has settled the accumulation by now.
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if stage != "fit" or vars(trainer).get("fast_dev_run"):
+            return
+        options = self.trainer_options(
+            {key: getattr(trainer, key) for key in OPTIONS},
+            accumulate=trainer.accumulate_grad_batches,
+            rows_at_once=getattr(data, "eval_batch_size", 1) * trainer.world_size,
+        )
+        for key, value in options.items():
+            setattr(trainer, key, value)
+
+    def trainer_options(
+        self, options: Mapping[str, Any], *, accumulate: int, rows_at_once: int
+    ) -> dict[str, Any]:
+        """Returns the trainer's options of ``OPTIONS``, in micro-batches and batches of a device.
+
+        Args:
+            options: The trainer's own.
+            accumulate: Micro-batches of an optimiser step.
+            rows_at_once: Rows that all devices score at once.
+
+        Raises:
+            ValueError: If the trainer has an interval of its own next to ``every_n_train_steps``.
+        """
+        result = {key: options[key] for key in OPTIONS}
+        every, interval = self.every_n_train_steps, options["val_check_interval"]
+        if every is not None:
+            if interval not in (None, 1.0, self._interval):
+                raise ValueError(
+                    f"trainer.val_check_interval ({interval}) counts micro-batches, and "
+                    f"validation.every_n_train_steps ({every}) optimiser steps; leave one of them "
+                    "out, or set it to null"
+                )
+            self._interval = every * accumulate
+            result |= {"val_check_interval": self._interval, "check_val_every_n_epoch": None}
+        if self.rows is not None and options["limit_val_batches"] in (None, 1.0):
+            result["limit_val_batches"] = -(-self.rows // rows_at_once)
+        return result
