@@ -3,9 +3,9 @@
 Commands of the docs are read as a shell reads them; files and options are added up here.
 """
 
+import csv
 import re
 import shlex
-from fnmatch import fnmatch
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -37,34 +37,21 @@ FILES = sorted(
     if is_paper_scale(path)
 )
 
-STEP = {
-    # Thoughtbubbles, section 3.2: 2.5 B tokens in 75,000 steps, 65 windows of 512 tokens.
-    "thoughtbubbles/*": 64,
-    "transformer/thoughtbubbles_*": 64,
-    # LTM, section 3.1: batch size of 512; appendix A.1: 1024 tokens.
-    "latent_thought/*": 512,
-    "transformer/ltm_76m": 512,
-    # PonderLM-3 does not say; PonderLM-2's public code: 256 x 2048 tokens.
-    "ponderlm/*": 256,
-    "transformer/ponderlm_*": 256,
-    # Thought Gestalt, appendix B.1: a budget of lexical tokens, which it does not say. Ours: 8192.
-    "thought_gestalt/gist_85m": 8,
-    "thought_gestalt/boundaries_85m": 8,
-    "thought_gestalt/*": 8192,
-    "transformer/tg_*": 8,
-    # Thinking States, section 4.1: Coconut's code as it comes, 32 rows on each of 4 devices.
-    "thinking_states/coconut_qwen2.5-1.5b_*": 128,
-    "thinking_states/icot_qwen2.5-1.5b_*": 128,
-    "thinking_states/cot_qwen2.5-1.5b_gsm8k": 128,
-    # It does not say for its own method and the other controls. Ours: 64.
-    "thinking_states/*": 64,
-}
-"""Rows of an optimiser step, of sentences lexical tokens, by config; the first that matches."""
+PUBLISHED = list(csv.DictReader((ROOT / "docs/reproducing.csv").open(newline="")))
+"""The runs of the papers, with the rows of their steps (of sentences lexical tokens)."""
 
 
-def rows_of_paper(name):
-    name = name.removeprefix("configs/").removesuffix(".yaml")
-    return next(rows for pattern, rows in STEP.items() if fnmatch(name, pattern))
+@cache
+def rows_of_papers():
+    rows = {}
+    for run in PUBLISHED:
+        rows.setdefault(run["command"].split()[1], set()).add(int(run["paper_batch"]))
+    return rows
+
+
+def rows_of_paper(file):
+    (rows,) = rows_of_papers()[file]  # of every run of the file
+    return rows
 
 
 # ---- commands

@@ -105,10 +105,13 @@ class Planner(LatentCLI):
         if not 0 < mfu <= 1:
             raise UserError(f"mfu ({mfu}) must be above 0 and at most 1")
         peak = PEAK_BF16[gpu] if tflops is None else tflops * 1e12
-        validation = self._get(self.config_init, "validation")
-        run = PlannedRun.of(self.model, self.datamodule, self.asked, validation)
-        for line in describe(run, mfu * peak):
+        for line in describe(self.planned_run(), mfu * peak):
             print(line, flush=True)
+
+    def planned_run(self) -> "PlannedRun":
+        """Returns the run that the options describe."""
+        validation = self._get(self.config_init, "validation")
+        return PlannedRun.of(self.model, self.datamodule, self.asked, validation)
 
 
 # ---- the run
@@ -227,21 +230,18 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
 
 def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator[str]:
     """Yields the FLOPs of training and validation, and the hours they take."""
-    marked = SENTENCE_SLOTS / (SENTENCE_SLOTS - MARKERS) if run.data.rows == "sentences" else 1.0
-    each = marked * run.outline.flops_per_token(run.slots, training=True)
     if total is None:
         yield (
-            f"FLOPs: {quantity(each)} a token; how many tokens is known once the text is "
-            "prepared, or with trainer.max_steps"
+            f"FLOPs: {quantity(count_flops(run, 1.0)[0])} a token; how many tokens is known once "
+            "the text is prepared, or with trainer.max_steps"
         )
         return
-    training, validation = each * total, 0.0
     scored = validation_tokens(run.data, run.trainer, total, row=run.slots, batch=run.batch)
-    text = f"FLOPs: {quantity(training)} of training ({quantity(each)} a token)"
+    training, validation = count_flops(run, total, scored or 0.0)
+    text = f"FLOPs: {quantity(training)} of training ({quantity(training / total)} a token)"
     if scored is None:
         text += ", those of validation are known once its text is prepared"
     else:
-        validation = scored * run.outline.flops_per_token(run.slots)
         text += f", {validation / (training + validation):.1%} of all FLOPs are validation's"
     yield text
     seconds = (training + validation) / (rate * run.devices)
@@ -249,6 +249,14 @@ def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator
         f"time: {seconds / 3600:.3g} hours on {run.devices} x "
         f"{quantity(rate)}FLOP/s, {seconds / 3600 * run.devices:.3g} device-hours"
     )
+
+
+def count_flops(run: PlannedRun, trained: float, scored: float = 0.0) -> tuple[float, float]:
+    """Returns the FLOPs of training on ``trained`` tokens and of scoring ``scored`` tokens."""
+    # the network reads the markers of sentences, too
+    marked = SENTENCE_SLOTS / (SENTENCE_SLOTS - MARKERS) if run.data.rows == "sentences" else 1.0
+    training = marked * run.outline.flops_per_token(run.slots, training=True) * trained
+    return training, scored * run.outline.flops_per_token(run.slots)
 
 
 # ---- memory
