@@ -13,6 +13,7 @@ from itertools import chain, pairwise
 
 import pytest
 import torch
+from lm_eval._cli.harness import HarnessCLI
 from omegaconf import OmegaConf
 from paper_commands import DOCS, METHODS, ROOT, commands_of
 from training_parser import parse_training, training_parser
@@ -25,7 +26,7 @@ from lightning_models.checkpoint import read_checkpoint
 from studies.study import load_study
 
 ROOT_DIR = "--trainer.default_root_dir"
-WRITTEN = ("--output", "--figure", "--plot", "--texts", "--answers_file")
+WRITTEN = ("--output", "--figure", "--plot", "--texts", "--answers_file", "--output_path")
 RUN = ("adding-a-method", "training", "evaluation", "studies")
 """Pages whose commands other tests run."""
 CORPUS = "configs/data/openwebtext.yaml"
@@ -182,6 +183,10 @@ def test_a_command_is_understood(method, words, folder_of, monkeypatch):
             check_evaluation(argv)
         case ("make", "study", *settings):
             check_study(settings)
+        case (_, "-m", "lm_eval", *rest):
+            chosen = HarnessCLI()._parser.parse_args(["run", *rest])
+            names = value_of(words, "--tasks").split(",")
+            assert all((ROOT / chosen.include_path / f"{name}.yaml").is_file() for name in names)
         case (_, "-m", module, *rest):
             assert importlib.import_module(module).build_parser().parse_args(list(rest))
         case _:
@@ -226,7 +231,7 @@ def test_files_and_runs_that_commands_name_are_there(method):
     commands = commands_of(method)
     files = {word for words in commands for word in words if "configs/" in word}
     assert files
-    assert sorted(name for name in files if not (ROOT / name).is_file()) == []
+    assert sorted(name for name in files if not (ROOT / name).exists()) == []
     folders = [
         folder for words in commands if is_fit(words) if (folder := value_of(words, ROOT_DIR))
     ]

@@ -6,7 +6,8 @@ of its own; a question counts as solved if any candidate is right.
 
 NOTE(paper): the paper names "the 1K test set"; the task has all 1,319 test problems. It publishes
 neither its prompt nor how answers are read: ours are in the task file and in `extract_answer`. Its
-GPT-2 baselines answer by beam search with five beams; here every model is sampled alike.
+GPT-2 baselines answer by beam search with five beams; here every model is sampled alike, and
+``gsm8k_beam.yaml`` is for the harness' own model, which has beam search.
 """
 
 import math

@@ -1,8 +1,10 @@
 """The same numbers as the harness' own ``hf`` model, on a GPT-2 with imported weights."""
 
+import json
 import os
 
 import pytest
+import torch
 from task_data import request, write_folder
 
 from datamodules import tokenizer_from_state
@@ -83,6 +85,32 @@ def test_log_likelihoods_of_all_local_tasks(both, both_bos, data, num_fewshot, b
         for key in (key for key in values if "," in key and "stderr" not in key):
             value = values[key]
             assert own_scores[name][key] == pytest.approx(value, rel=1e-4), (name, key)
+
+
+def test_gsm8k_by_beam_search(both, tmp_path, monkeypatch):
+    """The task asks the harness' own model, whose answer is the best of five beams."""
+    from evaluation.tasks.harness import load_tasks, score_tasks
+
+    monkeypatch.setenv("DATA", str(tmp_path))
+    (tmp_path / "gsm8k").mkdir()
+    rows = [{"question": f"What is {n} plus {n}?", "answer": f"So.\n#### {2 * n}"} for n in (2, 31)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(lines)
+    hf = both[0]
+    results = score_tasks(
+        hf, load_tasks(["gsm8k_beam_local"], None, None), bootstrap_iters=0, silent=True
+    )
+    examples = results["samples"]["gsm8k_beam_local"]
+    assert len(examples) >= 2
+    for example in examples:
+        prompt = f"Question: {example['doc']['question']}\nAnswer:"
+        ids = hf.tok_encode(prompt)[-(72 - 50) :]
+        inputs = torch.tensor([ids])
+        beams = hf.model.generate(
+            inputs, max_new_tokens=50, num_beams=5, do_sample=False, pad_token_id=hf.eot_token_id
+        )
+        assert example["resps"] == [[hf.tok_decode(beams[0, len(ids) :].tolist())]]
+    assert "pass_at_1,none" in results["results"]["gsm8k_beam_local"]
 
 
 def test_rolling_log_likelihoods(both):
