@@ -131,6 +131,86 @@ def test_ranks_share_an_epoch_and_count_alike(build, case, world_size):
     assert len(seen) == len(set(seen))
 
 
+STATED = {"global_batch": 4}
+LAYOUTS = ((1, {"batch_size": 4}), (1, {"batch_size": 3}), (2, {"batch_size": 9}), (4, {}))
+STATED_OF_SENTENCES = {"global_batch": 4, "global_batch_tokens": 150}
+LAYOUTS_OF_SENTENCES = (
+    (1, {"batch_tokens": 150}),
+    (2, {"batch_tokens": 110}),
+    (1, {"batch_tokens": 90, "batch_size": 2}),
+    (3, {"batch_tokens": 150}),
+    (4, {"batch_tokens": 70}),
+)
+"""Devices, and what each takes at once."""
+
+
+def steps_of(build, case, stated, devices, most):
+    """The rows of each step of an epoch and a half, its normalisers, and all of its batches."""
+    ranks = [build(case, fake_trainer(rank, devices), **stated, **most) for rank in range(devices)]
+    step = ranks[0].step_batch(devices)
+    for data in ranks:
+        data.trainer.accumulate_grad_batches = step.accumulate
+    loaders = [data.train_dataloader() for data in ranks]
+    assert len(loaders[0]) % step.accumulate == 0
+    epoch = len(loaders[0]) // step.accumulate
+    found = []
+    for s in range(min(epoch + epoch // 2 + 1, 40)):
+        numbers = range(s * step.accumulate, (s + 1) * step.accumulate)
+        batches = [loader.source.batch(n) for n in numbers for loader in loaders]
+        found.append(batches)
+    return epoch, found
+
+
+@trained
+def test_a_step_has_the_same_rows_on_any_number_of_devices(build, case):
+    of_sentences = case.kind == "Sentences"
+    stated = STATED_OF_SENTENCES if of_sentences else STATED
+    seen = []
+    for devices, most in LAYOUTS_OF_SENTENCES if of_sentences else LAYOUTS:
+        epoch, steps = steps_of(build, case, stated, devices, most)
+        found = []
+        for batches in steps:
+            targets = sum(int((batch["targets"] >= 0).sum()) for batch in batches)
+            normalisers = [batch["step_normalisers"] for batch in batches]
+            assert all(each == normalisers[0] for each in normalisers)
+            assert normalisers[0]["targets"] == targets
+            words = [int(batch.get("lexical", torch.zeros(0)).sum()) for batch in batches]
+            assert max(words) <= most.get("batch_tokens", 150)
+            rows = {
+                number: batch["targets"][row][batch["targets"][row] >= 0].tolist()
+                for batch in batches
+                for row, number in enumerate(batch["sequence_id"].tolist())
+            }
+            rows.pop(-1, None)  # a device without streams
+            if of_sentences:  # runs of sentences, of which a long one may be cut
+                rows = sorted(token for row in rows.values() for token in row)
+            found.append((rows, targets, {batch.get("epochs") for batch in batches}))
+        seen.append((epoch, found))
+    assert all(each == seen[0] for each in seen)
+    assert len(seen[0][1]) > 2
+
+
+def test_streams_are_cut_only_where_one_does_not_fit_into_a_device(build):
+    case = next(case for case in TRAINED if case.kind == "Sentences")
+    seen = []
+    for devices in (1, 2, 4):
+        _, steps = steps_of(build, case, STATED_OF_SENTENCES, devices, {"batch_tokens": 150})
+        lengths = [
+            {
+                number: batch["lengths"][row].tolist()
+                for batch in batches
+                for row, number in enumerate(batch["sequence_id"].tolist())
+                if number >= 0
+            }
+            for batches in steps
+        ]
+        seen.append(
+            [{number: [n for n in each if n] for number, each in step.items()} for step in lengths]
+        )
+    assert seen[0] == seen[1] == seen[2]
+    assert max(len(step) for step in seen[0]) > 1
+
+
 @trained
 def test_normalisers_are_those_of_the_optimiser_step(build, case):
     data = build(case, fake_trainer(accumulate=3))
