@@ -4,6 +4,7 @@ Commands of the docs are read as a shell reads them; files and options are added
 """
 
 import csv
+import math
 import re
 import shlex
 from functools import cache
@@ -17,6 +18,7 @@ import yaml
 from omegaconf import OmegaConf
 from training_parser import parse_training, training_parser
 
+from datamodules.base import divide_rows
 from studies.study import load_study
 from training.listing import SENTENCE_SLOTS, SENTENCES
 
@@ -93,30 +95,36 @@ def number(content, key, default=None):
     return default if value is None else float(value)
 
 
-def accumulation(content):
-    return number(content, "trainer.accumulate_grad_batches", 1)
+MACHINE = ("accumulate_grad_batches", "val_check_interval")
+"""Options of the trainer that count micro-batches, which differ from machine to machine."""
+
+
+def devices_of(content):
+    return int(number(content, "trainer.devices", 1) * number(content, "trainer.num_nodes", 1))
 
 
 def rows_per_step(content):
-    """Rows of an optimiser step over all devices, of sentences lexical tokens."""
-    data = content.data.init_args
-    rows = number(data, "batch_tokens", number(data, "batch_size"))
-    devices = number(content, "trainer.devices", 1) * number(content, "trainer.num_nodes", 1)
-    return rows * devices * accumulation(content)
+    """Rows of a step, of sentences lexical tokens, as stated, if devices can share it."""
+    data, devices = content.data.init_args, devices_of(content)
+    if "global_batch_tokens" in data:
+        return data.global_batch_tokens
+    return divide_rows(data.global_batch, devices, data.batch_size).size
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_has_the_rows_of_its_paper(file):
-    assert rows_per_step(settings_of(("-c", file))) == rows_of_paper(file)
+def test_a_file_states_the_rows_of_its_paper(file):
+    content = settings_of(("-c", file))
+    assert rows_per_step(content) == rows_of_paper(file)
+    assert not {*MACHINE} & {*content.trainer}
 
 
 def test_commands_of_the_docs_have_the_rows_of_their_paper():
     wrong = {}
     for page, words in trainings():
         (file,) = [word for word in words if word in FILES]
-        rows = rows_per_step(settings_of(words))
-        if rows != rows_of_paper(file):
-            wrong[page, " ".join(words)] = f"{rows:.0f} rows, not {rows_of_paper(file)}"
+        content = settings_of(words)
+        if rows_per_step(content) != rows_of_paper(file) or {*MACHINE} & {*content.trainer}:
+            wrong[page, " ".join(words)] = f"not {rows_of_paper(file)} rows"
     assert wrong == {}
 
 
@@ -152,20 +160,17 @@ HELD_OUT = {
 
 def validation_share(content, flops_ratio):
     """FLOPs of validation as a share of the FLOPs of training."""
-    limit, interval = (
-        number(content.trainer, key) for key in ("limit_val_batches", "val_check_interval")
-    )
+    every, rows = (number(content, f"validation.{key}") for key in ("every_n_train_steps", "rows"))
     data = content.data.init_args
-    if interval is None:  # the whole split after each epoch
+    if every is None:  # the whole split after each epoch
         assert content.trainer.limit_val_batches == 1.0
         kind = content.data.class_path.removeprefix("datamodules.")
         default = "Questions" if kind in ("ReasoningGSM8K", "TwoHop") else "WikiText"
         return HELD_OUT.get(kind, HELD_OUT[default]) / flops_ratio
-    rows = number(data, "batch_size")
-    evaluated = limit * number(data, "eval_batch_size", rows)
-    micro_batches = number(content, "trainer.max_steps") * accumulation(content)
-    assert micro_batches // interval >= 2, "hardly ever validated"
-    return evaluated / (interval * rows) / flops_ratio
+    at_once = devices_of(content) * number(data, "eval_batch_size", number(data, "batch_size"))
+    evaluated = at_once * math.ceil(rows / at_once)
+    assert number(content, "trainer.max_steps") // every >= 2, "hardly ever validated"
+    return evaluated / (every * rows_per_step(content)) / flops_ratio
 
 
 @cache
