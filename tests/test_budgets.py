@@ -62,7 +62,7 @@ def rows_of_paper(file):
 @cache
 def trainings():
     """The trainings at paper scale that docs name: where each stands, and its words."""
-    found = []
+    found = [("reproducing", run["command"]) for run in PUBLISHED]
     for method in paper_commands.METHODS:
         commands = paper_commands.commands_of(method)
         found += [(method, " ".join(words[3:])) for words in commands if words[2:3] == ("fit",)]

@@ -5,6 +5,7 @@ checkpoints without weights at the places where the pages' own commands train th
 """
 
 import contextlib
+import csv
 import importlib
 import re
 from fnmatch import fnmatch
@@ -88,6 +89,9 @@ def parts_of(words):
 
 def commands_of_headings():
     """What headings of configs and the other pages tell people to train; tests run the rest."""
+    with (DOCS / "reproducing.csv").open(newline="") as file:
+        for run in csv.DictReader(file):
+            yield ("python", "train.py", "fit", *run["command"].split())
     pages = {path for path in DOCS.glob("*.md") if path.stem not in (*METHODS, *RUN)}
     for path in (*sorted((ROOT / "configs").glob("*/*.yaml")), *sorted(pages)):
         text = path.read_text().replace("\\\n", "").replace(" DATA", f" {CORPUS}")
