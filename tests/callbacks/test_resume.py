@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from callbacks import KeepOptimizerSettings, ResumeState, ScheduleChange
-from callbacks.resume import _rebase
+from callbacks.resume import _added, _rebase
 from lightning_models import OptimizerConfig
 
 # ---- random states and settings
@@ -120,6 +120,59 @@ def test_other_epochs_than_the_checkpoints_have_whole_steps(
     for batches, weights, gradients in steps.steps:
         for ours, theirs in zip(gradients, gradient_of_mean(weights, batches), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+class Break(L.Callback):
+    """Saves a checkpoint after so many batches, and ends the run."""
+
+    def __init__(self, path, batches):
+        self.path, self.batches = path, batches
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.fit_loop.epoch_loop.batch_progress.total.processed == self.batches:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
+STATED = {"global_batch": 8, "train_windows": "random"}
+
+
+@pytest.mark.parametrize("batches", [4, 6, 28])  # 28: in another epoch; 6: in the middle of a step
+def test_a_run_of_stated_steps_goes_on_with_the_same_rows_in_other_micro_batches(
+    make_model, make_data, make_trainer, tmp_path, batches
+):
+    """Steps of four micro-batches go on as steps of two, with the weights of steps of one."""
+    path, ends = tmp_path / "x.ckpt", []
+    options = {"max_steps": 10, "precision": "64-true", "limit_val_batches": 0}
+
+    def train(rows, *callbacks, ckpt_path=None):
+        model, steps = make_model(), Steps()
+        epoch = 6 * 8 // rows  # micro-batches of six steps
+        trainer = make_trainer(
+            ResumeState(), steps, *callbacks, **options, limit_train_batches=epoch
+        )
+        trainer.fit(model, make_data(batch_size=rows, **STATED), ckpt_path=ckpt_path)
+        ids = [batch["sequence_id"].tolist() for each, *_ in steps.steps for batch in each]
+        ends.append((model.network.state_dict(), trainer.callback_metrics["train/loss"]))
+        return trainer, [number for each in ids for number in each]
+
+    trainer, whole = train(8)
+    assert (trainer.num_training_batches, whole) == (6, list(range(80)))
+    train(2, Break(path, batches))
+    trainer, rest = train(4, ckpt_path=path)
+    assert (trainer.global_step, trainer.accumulate_grad_batches) == (10, 2)
+    assert rest == whole[2 * batches :]
+    for (key, ours), theirs in zip(ends[2][0].items(), ends[0][0].values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=key)
+    assert ends[2][1].item() == pytest.approx(ends[0][1].item(), rel=1e-6)  # logged in float32
+    if batches % 4:
+        with pytest.raises(ValueError, match=r"2 of the 4 micro-batches.*steps have 1"):
+            train(8, ckpt_path=path)
+
+
+def test_sums_of_other_ranks_are_added_up_where_there_are_fewer():
+    sums = [{"loss": [1.0, 2.0]}, {"loss": [0.5, 4.0], "kl": [3.0, 1.0]}]
+    assert _added(sums) == {"loss": [1.5, 6.0], "kl": [3.0, 1.0]}
 
 
 def test_a_new_base_rate_keeps_the_place_in_the_schedule():

@@ -1,10 +1,12 @@
-"""The line that `fit` prints before it trains: what it says is what is trained."""
+"""The batch of a step: what `fit` says of it, and that devices share it without changing it."""
 
+import csv
 import re
 
 import pytest
 import torch
 
+from callbacks import Validation
 from tests.programs import ROOT, Program
 from training import main
 
@@ -102,3 +104,170 @@ def test_the_planner_prints_the_same_line(text_file, data_cache, tmp_path, capsy
         "global batch 16 rows = 2 micro-batch x 2 accumulated x 4 devices, 512 tokens a step, "
         "3 steps, 1,536 tokens in all"
     ]
+
+
+# ---- a stated batch, shared by devices
+
+COMMON = (
+    "--model.optimizer.schedule=constant",
+    "--model.optimizer.warmup=0",
+    "--trainer.accelerator=cpu",
+    "--trainer.precision=64-true",
+    "--trainer.log_every_n_steps=1",
+    "--trainer.limit_val_batches=0",
+    "--samples.every_n_validations=0",
+    "--loggers=csv",
+)
+SMALL = ("--model.config.dim=16", "--model.config.num_layers=2", "--model.config.num_heads=2")
+DROPOUTS = ("attention", "token", "sentence")
+
+
+def kinds(text, cache):
+    """Options of each kind of data, and what a device takes at once: all of a step, or less."""
+    file, folder = f"data_files={text}", f"cache_dir={cache}"
+    windows = (f"--data.{file}", f"--data.{folder}", "--data.block_size=32")
+    return {
+        "windows": (
+            ("--data=datamodules.LocalText", *windows, "--data.global_batch=8"),
+            ("--data.batch_size=8", "--data.batch_size=3"),
+        ),
+        "reasoning": (
+            (
+                "--data=datamodules.StateTracking",
+                f"--data.{folder}",
+                "--data.task=vars",
+                "--data.operations=[1,2]",
+                "--data.test_operations=[3]",
+                "--data.train_examples=20",
+                "--data.val_examples=4",
+                "--data.test_examples=4",
+                "--data.block_size=96",
+                "--data.global_batch=8",
+                "--model=lightning_models.ICoTLM",
+            ),
+            ("--data.batch_size=8", "--data.batch_size=1"),
+        ),
+        "sentences": (
+            (
+                "--data=datamodules.Sentences",
+                "--data.corpus=datamodules.LocalText",
+                f"--data.corpus.{file}",
+                f"--data.corpus.{folder}",
+                "--data.corpus.tokenizer=bytes",
+                "--data.splitter=spans:9",
+                "--data.max_sentence_tokens=9",
+                "--data.max_sentences=4",
+                "--data.global_batch_tokens=200",
+                "--model=lightning_models.ThoughtGestaltLM",
+                "--model.config.sentence_layer=1",
+                *(f"--model.config.{name}_dropout=0" for name in DROPOUTS),
+            ),
+            ("--data.batch_tokens=200", "--data.batch_tokens=120"),
+        ),
+    }
+
+
+def state_of(root):
+    (last,) = root.rglob("last.ckpt")
+    return torch.load(last, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "then"),
+    [("windows", 4, 1), ("windows", 1, 2), ("reasoning", 2, 1), ("sentences", 2, 1)],
+)
+def test_a_run_has_the_same_losses_on_any_devices_also_where_it_changes_them(
+    text_file, data_cache, tmp_path, kind, first, then
+):
+    """One process for four steps; two steps on some devices, and two more on others."""
+    options, (all_at_once, less) = kinds(text_file, data_cache)[kind]
+
+    def fit(name, devices, steps, *more):
+        root = f"--trainer.default_root_dir={tmp_path / name}"
+        argv = ["fit", *options, *SMALL, *COMMON, root, f"--trainer.max_steps={steps}", *more]
+        argv.append(f"--trainer.devices={devices}")
+        if devices == 1:
+            assert main(argv) == 0
+            return
+        argv.append("--trainer.strategy=ddp")
+        process = Program(str(ROOT / "train.py"), *argv, forks_ranks=True)
+        _, error = process.communicate(timeout=500)
+        assert process.returncode == 0, error
+
+    fit("whole", 1, 4, all_at_once)
+    fit("changed", first, 2, all_at_once)
+    fit("changed", then, 4, less, "--ckpt_path=last")
+    whole, changed = (state_of(tmp_path / name) for name in ("whole", "changed"))
+    assert whole["global_step"] == changed["global_step"] == 4
+    assert whole["train/tokens"] == changed["train/tokens"]
+    assert whole.get("sentence_steps") == changed.get("sentence_steps")
+    for key, weight in whole["state_dict"].items():
+        torch.testing.assert_close(
+            changed["state_dict"][key], weight, rtol=1e-11, atol=1e-12, msg=key
+        )
+    losses = [
+        [float(row["train/loss"]) for row in csv.DictReader(file.open()) if row["train/loss"]]
+        for name in ("whole", "changed")
+        for file in (tmp_path / name).rglob("metrics.csv")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)  # the log has float32
+    assert [len(each) for each in losses] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--trainer.accumulate_grad_batches=2", "accumulate_grad_batches follows from"),
+        ("--trainer.accumulate_grad_batches=1", "accumulate_grad_batches follows from"),
+        ("--trainer.devices=3", "global_batch=8 cannot be divided among 3 devices"),
+        ("--trainer.limit_train_batches=5", "Set it to 4"),
+        ("--data.global_batch=0", "global_batch=0 must be at least 1"),
+        ("--trainer.val_check_interval=7", "validation.every_n_train_steps (2)"),
+    ],
+)
+def test_what_contradicts_a_stated_batch_is_refused(
+    text_file, data_cache, tmp_path, capsys, typed, message
+):
+    options, _ = kinds(text_file, data_cache)["windows"]
+    argv = [*options, *SMALL, *COMMON, f"--trainer.default_root_dir={tmp_path}"]
+    argv += ["--data.batch_size=2", "--trainer.max_steps=1", "--validation.every_n_train_steps=2"]
+    assert main(["fit", *argv, "--trainer.devices=1", typed]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "3 devices" not in error or "Take 2 or 4 devices" in error
+
+
+def test_validations_are_counted_in_steps_and_rows(text_file, data_cache, tmp_path, capsys):
+    options, _ = kinds(text_file, data_cache)["windows"]
+    common = [word for word in COMMON if "limit_val" not in word]
+    argv = [*options, *SMALL, *common, f"--trainer.default_root_dir={tmp_path}"]
+    argv += ["--data.batch_size=2", "--trainer.max_steps=5", "--trainer.devices=1"]
+    argv += ["--validation.every_n_train_steps=2", "--validation.rows=3"]
+    assert main(["fit", *argv]) == 0
+    (line,) = LINE.findall(capsys.readouterr().out)
+    assert line.startswith("global batch 8 rows = 2 micro-batch x 4 accumulated x 1 device")
+    (file,) = tmp_path.rglob("metrics.csv")
+    steps = [int(row["step"]) for row in csv.DictReader(file.open()) if row["val/loss"]]
+    assert steps == [1, 3]  # the second and the fourth
+    assert main(["plan", *argv]) == 0
+    planned = capsys.readouterr().out
+    assert LINE.findall(planned) == [line]
+    share = re.search(r"([\d.]+)% of all FLOPs are validation's", planned)
+    scored, trained = 2 * 4 / 3, 5 * 8  # a third of training's FLOPs each; two batches of two rows
+    assert float(share.group(1)) == pytest.approx(100 * scored / (scored + trained), abs=0.6)
+
+
+def test_validation_options_follow_the_devices():
+    asked = {"val_check_interval": 1.0, "check_val_every_n_epoch": 1, "limit_val_batches": 1.0}
+    validation = Validation(every_n_train_steps=5, rows=100)
+    options = validation.trainer_options(asked, accumulate=4, rows_at_once=32)
+    assert options == {
+        "val_check_interval": 20,
+        "check_val_every_n_epoch": None,
+        "limit_val_batches": 4,
+    }
+    off = validation.trainer_options(
+        {**asked, "limit_val_batches": 0}, accumulate=1, rows_at_once=1
+    )
+    assert off["limit_val_batches"] == 0
+    assert Validation().trainer_options(asked, accumulate=4, rows_at_once=32) == asked
