@@ -6,13 +6,15 @@
         --model LatentThoughtLM --config inner_steps=16
 
 Both sides have the same GPT-2 weights, tokenizer, requests and batch size. Requests are random
-words in sentences of ten tokens, with about as many tokens as requests of the named tasks;
-``long`` has contexts of 200. "Whole rows" is our side when it reads each context once for every
+words in sentences of ten tokens. Mean numbers of tokens are those of GPT-2's tokenizer on the
+published validation sets (HellaSwag: 1,000 examples), as the harness asks them; ``long`` has
+contexts of 200. "Whole rows" is our side when it reads each context once for every
 continuation. ``--model`` times a method with random weights against its own whole rows instead.
 """
 
 import itertools
 import json
+import math
 import random
 import string
 from collections.abc import Iterator
@@ -29,20 +31,25 @@ from lightning_models import LanguageModel, TransformerLM
 
 
 class Shape(NamedTuple):
-    """Mean numbers of tokens, and choices of a question."""
+    """Mean numbers of tokens, and choices of a question.
 
-    context: int
+    Attributes:
+        start: Tokens that all continuations of a question begin with.
+    """
+
+    context: float
     choices: int
-    continuation: int
+    continuation: float
+    start: float
 
 
 SHAPES = {
-    "arc_easy": Shape(28, 4, 5),
-    "hellaswag": Shape(70, 4, 30),
-    "piqa": Shape(17, 2, 25),
-    "long": Shape(200, 4, 5),
+    "arc_easy": Shape(27.5, 4, 4.4, 0.3),
+    "hellaswag": Shape(50.6, 4, 30.2, 0.2),
+    "piqa": Shape(13.5, 2, 23.0, 8.6),
+    "long": Shape(200, 4, 5, 0),
 }
-LONGEST = 2 * max(shape.context + shape.continuation for shape in SHAPES.values())
+LONGEST = 2 * round(max(shape.context + shape.continuation for shape in SHAPES.values()))
 END, SPACE = "<|endoftext|>", "\u0120"
 MARKS = 3
 """Entries that marks of sentences take in addition to the vocabulary."""
@@ -72,19 +79,28 @@ def _words_of(size: int) -> Iterator[str]:
 
 
 def requests_of(shape: Shape, words: list[str], questions: int) -> list[Any]:
-    """Returns the requests of some questions; numbers of tokens vary by a half."""
+    """Returns the requests of some questions.
+
+    Numbers of tokens vary by a half. The common start of a question's continuations is between
+    nothing and nearly all of the shortest one.
+    """
     from lm_eval.api.instance import Instance
 
     draw, found, kind = random.Random(0), [], "loglikelihood"
 
-    def text(mean: int) -> str:
-        count = draw.randint(max(1, mean // 2), mean + mean // 2)
-        return "".join("." if n % 10 == 9 else draw.choice(words) for n in range(count))
+    def text(mean: float) -> list[str]:
+        count = max(1, round(draw.uniform(0.5, 1.5) * mean))
+        return ["." if n % 10 == 9 else draw.choice(words) for n in range(count)]
 
     for number in range(questions):
-        context = text(shape.context)
-        for choice in range(shape.choices):
-            pair, about = (context, text(shape.continuation)), ("task", number, 1)
+        context = "".join(text(shape.context))
+        texts = [text(shape.continuation) for _ in range(shape.choices)]
+        shortest = min(map(len, texts))
+        # the mean of u^a is 1 / (a + 1)
+        power = shortest / shape.start - 1 if shape.start else math.inf
+        start = texts[0][: round(shortest * draw.random() ** power)]
+        for choice, one in enumerate(texts):
+            pair, about = (context, "".join(start + one[len(start) :])), ("task", number, 1)
             found.append(Instance(kind, {}, pair, choice, metadata=about))
     return found
 

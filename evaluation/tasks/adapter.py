@@ -16,10 +16,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import Tokenizer
+from datamodules.text import IGNORE
 from evaluation.tasks.readers import Batch, Piece, label, reader_of, scored_of
 from evaluation.tasks.writing import Continuations, WritingRequest, write
 from lightning_models import LanguageModel
-from lightning_models.layers import recording
+from lightning_models.layers import first_alike, recording
 from lightning_models.outputs import Likelihood
 
 Mode = Literal["blockwise", "autoregressive"]
@@ -359,14 +360,14 @@ class HarnessModel(LM):
             yield batch
 
     def _parts(self, group: Sequence[_Job]) -> Iterator[list[_Job]]:
-        """Yields the jobs of a context in parts that may be read as one row each.
+        """Yields the jobs of a context in parts that may be read as one row each, sorted by tokens.
 
         Attention grows with the square of a row: its continuations are in all no longer than the
         context with the longest of them, or than 256 tokens.
         """
         most = max(_FREE_TOKENS, max(len(piece.tokens) for _, piece in group))
         part: list[_Job] = []
-        for job in group:
+        for job in sorted(group, key=lambda job: job[1].tokens):
             if len(part) == self.batch_size or (part and _continued([*part, job]) > most):
                 yield part
                 part = []
@@ -391,12 +392,20 @@ class HarnessModel(LM):
         read = [self.reader.read_tokens(piece) for piece in pieces]
         seen: dict[str, Any] = {}  # what the model records, by name: greedy, executed, flops, ...
         taken = dict.fromkeys(("greedy", "thinking_steps", "flops"), seen.update)
+        targets, owners = rows["targets"], None
+        if "prefix" in rows:  # targets that rows have in common are scored in the first of them
+            owners = first_alike(rows["prefix_row"], rows["tokens"], targets)
+            is_first = owners == torch.arange(len(owners))[:, None]
+            rows = rows | {"targets": targets.where(is_first, IGNORE)}
         with recording(**taken), torch.no_grad(), self._context():
             scores = self.model.score(move_data_to_device(rows, self.device))
-        targets = rows["targets"]
-        log_probs = scored_of(scores.log_prob.cpu(), targets)
-        greedy = scored_of(seen["greedy"].cpu(), targets)
-        steps = scored_of(seen["executed"].cpu(), targets) if "executed" in seen else None
+
+        def scored(values: Tensor) -> list[Tensor]:
+            values = values.cpu()
+            return scored_of(values if owners is None else values.gather(0, owners), targets)
+
+        log_probs, greedy = scored(scores.log_prob), scored(seen["greedy"])
+        steps = scored(seen["executed"]) if "executed" in seen else None
         terms = scores.sequence_term.double().cpu().tolist()
         seconds = time.perf_counter() - start
         planned = [tokens * self._flops(tokens) for tokens in read]

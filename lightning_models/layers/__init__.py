@@ -34,7 +34,7 @@ from lightning_models.layers.blocks import (
     segment_max,
     segment_sum,
 )
-from lightning_models.layers.branches import Branches
+from lightning_models.layers.branches import Branches, first_alike
 from lightning_models.layers.config import DecoderConfig, SequenceConfig
 from lightning_models.layers.kv_cache import KVCache, LayerCache
 from lightning_models.layers.recording import record, recording, wants
@@ -53,6 +53,7 @@ __all__ = [
     "SequenceConfig",
     "apply_rope",
     "attend",
+    "first_alike",
     "initialise",
     "make_norm",
     "record",

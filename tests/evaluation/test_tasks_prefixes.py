@@ -1,6 +1,7 @@
 """Contexts that several continuations share are read once, and change no answer."""
 
 import pytest
+import torch
 from methods import METHODS
 from task_data import request
 
@@ -42,6 +43,9 @@ TEXTS = [
     ("alone", " in its context"),
     ("A context that fits. It has many words", " yes"),
     ("A context that fits. It has many words", " no."),
+    ("A context that fits. It has many words", " yes. Yes"),  # a branch of a branch
+    ("A context that fits. It has many words", " yes. Yet"),
+    ("A context that fits. It has many words", " yes"),
     ("A context that does not fit, so that it is cut on the left for each", " continuation"),
     ("A context that does not fit, so that it is cut on the left for each", " other cut"),
     ("short", " and " + "a very long one " * 6),  # several windows
@@ -97,19 +101,27 @@ def test_answers_are_those_of_whole_rows(method, batch_size, read_alone, monkeyp
     [method for method in CASES if method.name in SHARING],
     ids=lambda method: method.name,
 )
-def test_a_context_is_embedded_once(method):
+def test_what_texts_begin_with_is_read_and_scored_once(method):
     model, context = method.build(block_size=BLOCK).eval(), "Ab c. De"
     lm = harness_model(model, tokenizer_of(model), batch_size=4)
-    texts, seen = [" f", " g", " h", " i"], []
+    texts, seen, scored = [" fgh", " fgi", " fjk", " lmn"], [], []
+    own = model.score
+
+    def score(batch):
+        scored.append(int((batch["targets"] >= 0).sum()))
+        return own(batch)
 
     def count(module, inputs):
         seen.append(inputs[0].numel())
 
+    model.score = score
     handle = model.network.embedding.register_forward_pre_hook(count)
     pieces = [lm.reader.piece(context, text) for text in texts]
     lm.loglikelihood([request(context, text) for text in texts])
     handle.remove()
     given, size = pieces[0].given, len(pieces[0].tokens)
+    starts = {piece.tokens[:end] for piece in pieces for end in range(given + 1, size + 1)}
+    assert sum(scored) == len(starts) < 4 * (size - given)
     if method.name.startswith("latent-thought"):  # inferred from first, then read
         inferred = 2 * given if method.name.endswith("amortised") else given
         assert sum(seen) == inferred + given - 1 + 4 * (size - given)
@@ -117,8 +129,37 @@ def test_a_context_is_embedded_once(method):
         assert sum(seen) <= 3 * (given - 1 + 4 * (size - given))  # a row of slots at each step
     elif method.name in CACHED:
         assert sum(seen) == given - 1 + 4 * (size - given)
-    else:  # one row: the last given token is read once, too
-        assert sum(seen) == given + 4 * (size - given - 1)
+    else:  # one row: the last given token is read once, too, and last tokens are not read
+        assert sum(seen) == given + len(starts) - len({piece.tokens for piece in pieces})
+
+
+def branches_of(contexts, continuations):
+    """Returns the layout of continuations of these numbers of tokens after each context."""
+    row = torch.arange(len(contexts)).repeat_interleave(len(continuations))
+    lengths = torch.tensor(contexts)
+    more = torch.tensor(continuations).repeat(len(contexts))
+    tokens = torch.arange(len(row) * (max(continuations) + 1)).view(len(row), -1)
+    return Branches(
+        {
+            "prefix": torch.zeros(len(contexts), max(contexts), dtype=torch.int64),
+            "prefix_lengths": lengths,
+            "prefix_row": row,
+            "tokens": tokens,
+            "mask": torch.arange(tokens.shape[1]) <= more[:, None],
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("contexts", "continuations", "shape"),
+    [
+        ([20, 50, 9], [3, 4], (1, 100)),  # short texts stand in one row without padding
+        ([600, 590, 600, 580], [5], (4, 605)),  # attention to another long text costs more
+        ([600, 20, 30, 40], [5], (1, 710)),  # nor do short ones stand in rows as long as it
+    ],
+)
+def test_rows_have_little_padding_and_short_attention(contexts, continuations, shape):
+    assert branches_of(contexts, continuations).tokens.shape == shape
 
 
 def test_whole_sentences_of_a_context_are_embedded_once():
