@@ -89,14 +89,19 @@ def _write_backbone(backbone: Any, folder: Path, options: dict[str, Any]) -> str
     from transformers import AutoConfig
 
     fields = backbone.architecture() | options
+    family: str = fields.pop("model_type")
     if backbone.window is not None:
+        if "use_sliding_window" not in fields:
+            raise ValueError(
+                f"format (transformers): a {family} there has no window ({backbone.window}); use "
+                "--format folder"
+            )
         fields |= {"use_sliding_window": True, "sliding_window": backbone.window}
         fields |= {"max_window_layers": 0, "layer_types": None}
-    weights = {f"model.{name}": tensor for name, tensor in backbone.model.state_dict().items()}
+    prefix = backbone.model.base_model_prefix
+    weights = {f"{prefix}.{name}": tensor for name, tensor in backbone.model.state_dict().items()}
     if backbone.head is not None:
         weights["lm_head.weight"] = backbone.head.weight.detach()
-    family: str = backbone.shape.model_type
-    fields.pop("model_type", None)
     _save(folder, AutoConfig.for_model(family, **fields), lambda _: weights)
     return family
 

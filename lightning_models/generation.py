@@ -214,8 +214,8 @@ def _warn_past(limit: int) -> None:
     """Warns that a model reads more than in training; the default filter shows a text once."""
     warnings.warn(
         f"prompt and continuation are longer than the {limit} tokens of the model's training "
-        "(block_size): rotary positions go on, but what is written there was never trained; lower "
-        "max_new_tokens or shorten the prompt",
+        "(block_size), so what is written there was never trained; lower max_new_tokens or "
+        "shorten the prompt",
         stacklevel=1,
     )
 

@@ -171,6 +171,18 @@ ASKED: dict[str, Any] = {
 
 
 CHAIN = {"max_chain_tokens": 6}
+
+
+def decoder(family: str, dropout: float = 0.0, **sizes: Any) -> dict[str, Any]:
+    """The ``architecture`` of a small decoder; heads share keys, except for GPT-2's."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3} | sizes
+    sizes |= {"model_type": family, "num_attention_heads": 4, "max_position_embeddings": 192}
+    if family == "gpt2":
+        return sizes | {"attn_pdrop": dropout, "embd_pdrop": dropout, "resid_pdrop": dropout}
+    sizes |= {"intermediate_size": 64, "num_key_value_heads": 2, "attention_dropout": dropout}
+    return sizes | ({"head_dim": 12} if family == "qwen3" else {})
+
+
 LAID_OUT: dict[str, Any] = {"loss_breaks": HOST_LAYOUT}
 LATENTS: dict[str, Any] = {
     **LAID_OUT,
@@ -185,10 +197,22 @@ def asked(name: str, model: type[LanguageModel], config: dict[str, Any], **field
     return Method(name, model, REASONING.wording | config, **{**ASKED, **fields})
 
 
-def thinking(name: str, **changes: Any) -> Method:
+def on(family: str, **sizes: Any) -> dict[str, Any]:
+    """A backbone of another family, as the config of a model that is asked questions."""
+    return {"architecture": decoder(family, **sizes)}
+
+
+def dropping(family: str) -> dict[str, Any]:
+    """What makes draws of such a model's training count."""
+    return {"noise": {"architecture": decoder(family, dropout=0.1)}}
+
+
+def thinking(name: str, family: str | None = None, **changes: Any) -> Method:
     """A variant of Thinking States."""
     config = {"chunk_size": 4, "max_thought_tokens": 5, **changes}
-    return asked(name, ThinkingStatesLM, config, guesses=2.0)
+    if family is None:
+        return asked(name, ThinkingStatesLM, config, guesses=2.0)
+    return asked(name, ThinkingStatesLM, config | on(family), guesses=2.0, **dropping(family))
 
 
 def latent(name: str, *, full: bool = False, **changes: Any) -> Method:
@@ -244,12 +268,25 @@ METHODS = [
     thinking("thinking-states-absolute", grid="absolute", think_in_decode=True, num_kv_heads=2),
     thinking("thinking-states-sequential", prefill="sequential"),
     thinking("thinking-states-window", window=6),
+    thinking("thinking-states-gpt2", "gpt2", input_layer=0),
+    thinking("thinking-states-llama", "llama"),
+    thinking("thinking-states-qwen3", "qwen3"),
     asked("cot", CoTLM, CHAIN, **LAID_OUT, waits=3),
+    asked("cot-llama", CoTLM, CHAIN | on("llama"), **LAID_OUT, **dropping("llama"), waits=3),
     asked("no-cot", NoCoTLM, {}, **LAID_OUT, waits=2),
     asked("icot", ICoTLM, CHAIN, **LAID_OUT, waits=4),
+    asked("icot-qwen3", ICoTLM, CHAIN | on("qwen3"), **LAID_OUT, **dropping("qwen3"), waits=4),
     asked("icot-gone", ICoTLM, {"remove_all_beyond": 0}, **LAID_OUT, waits=4),
     asked("coconut", CoconutLM, CHAIN | {"first_stage": 1, "max_latent_stage": 2}, **LATENTS),
     asked("coconut-window", CoconutLM, CHAIN | {"first_stage": 1, "window": 6}, **LATENTS),
+    asked(
+        "coconut-gpt2",
+        CoconutLM,
+        CHAIN | {"first_stage": 1, "max_latent_stage": 2} | on("gpt2"),
+        **LATENTS,
+        **dropping("gpt2"),
+        full=True,
+    ),
     asked("coconut-last", CoconutLM, {"first_stage": 3, "max_latent_stage": 2}, **LATENTS),
 ]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_models import LanguageModel
-from lightning_models.thinking_states.backbone import KNOWN
+from lightning_models.thinking_states.architectures import KNOWN
 
 SENTENCE_SLOTS, MARKERS = 27, 2
 """Positions of the usual sentence (Thought Gestalt, section 2.2); BOS and EOS are two of them."""

@@ -4,7 +4,7 @@
 paper                                      where
 =========================================  =====================================================
 c, L_in, L_out, loss; special tokens       ``config.ThinkingStatesConfig``
-M, backbone; eq. 1 and 2                   ``backbone.QwenBackbone``, ``backbone.KNOWN``
+M, backbone; eq. 1 and 2                   ``backbone.Backbone``, ``architectures.KNOWN``
 chunks X_i, state S_i at their tokens      ``rows.Grid``, ``rows.in_blocks``
 T, thinking block; eq. 3                   ``network.ThinkingBlock``, ``reading.open_thoughts``
 C, compression block; eq. 4                ``network.CompressionBlock``

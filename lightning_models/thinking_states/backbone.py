@@ -1,8 +1,9 @@
-"""The backbone: a transformers causal language model of the Qwen2 family, run layer by layer.
+"""The backbone: a causal language model of ``transformers``, run layer by layer.
 
 Its modules are called, not copied, so that a state can be added after one layer and hidden states
 be read after another (eq. 1 and 2), with or without a cache and with its own gradient
-checkpointing.
+checkpointing. Families differ in the names of their modules (``architectures.FAMILIES``), and in
+positions: GPT-2 adds learned ones to the embeddings, the others rotate queries and keys in layers.
 """
 
 import copy
@@ -12,10 +13,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_models.flops import linear_flops, mean_keys, training_flops
+from lightning_models.flops import mean_keys, training_flops
 from lightning_models.runtime import on_device
+from lightning_models.thinking_states.architectures import (
+    FAMILIES,
+    architecture,
+    build_causal_lm,
+    load_causal_lm,
+)
 from lightning_models.thinking_states.config import ReasoningConfig
-from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
+
+Tables = tuple[Tensor, Tensor] | None
+"""Cosines and sines of positions (B, T, C); None where positions are learned."""
+
+
+MOST_ADDED = 0.1
+"""Entries of a tokenizer without a row in the backbone's embedding, as a share of its rows: with
+more of them the tokenizer is another model's."""
 
 
 class HiddenStates(NamedTuple):
@@ -30,8 +44,8 @@ class HiddenStates(NamedTuple):
     tapped: Tensor | None
 
 
-class QwenBackbone(nn.Module):
-    """Embedding, layers, final norm and head of a causal language model of the Qwen2 family.
+class Backbone(nn.Module):
+    """Embedding, layers, final norm and head of a causal language model of ``FAMILIES``.
 
     The embedding is widened to the tokens that the method adds, and to a few entries that the
     tokenizer may have beyond it. Where weights were trained, the added rows begin as copies of
@@ -42,7 +56,8 @@ class QwenBackbone(nn.Module):
             loaded (never on the meta device).
 
     Raises:
-        ValueError: The backbone cannot be loaded, or is not of the Qwen2 family.
+        ValueError: The backbone cannot be loaded, is of another family, or has fewer learned
+            positions than rows have tokens.
     """
 
     def __init__(self, config: ReasoningConfig) -> None:
@@ -54,14 +69,23 @@ class QwenBackbone(nn.Module):
             causal: Any = load_causal_lm(config)
             self.shape = causal.config
         else:
-            causal = build_causal_lm(config, self.shape)
+            causal = build_causal_lm(self.shape)
         rows = self.shape.vocab_size
         self._widen(causal, config)
         if trained and not on_meta:
             self._copy_rows(causal, config, rows)
         self.window = config.window
         self.config = config
-        self.model: Any = causal.model
+        self.family = FAMILIES[self.shape.model_type]
+        self.model: Any = causal.base_model
+        longest = config.block_size + config.added_positions
+        if self.position_limit is not None and longest > self.position_limit:
+            added = f" and {config.added_positions} added ones" if config.added_positions else ""
+            raise ValueError(
+                f"block_size ({config.block_size}){added} is more than the {self.position_limit} "
+                f"learned positions of the backbone; set data.block_size to "
+                f"{self.position_limit - config.added_positions} or less"
+            )
         self.head = None if self.shape.tie_word_embeddings else causal.lm_head
 
     def _widen(self, causal: Any, config: ReasoningConfig) -> None:
@@ -112,6 +136,24 @@ class QwenBackbone(nn.Module):
                 layer.weight[added] = layer.weight[copied_id]  # (D,) to each row
 
     @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers."""
+        layers: nn.ModuleList = getattr(self.model, self.family.layers)
+        return layers
+
+    @property
+    def norm(self) -> nn.Module:
+        """The final norm."""
+        norm: nn.Module = getattr(self.model, self.family.norm)
+        return norm
+
+    @property
+    def position_limit(self) -> int | None:
+        """The number of learned positions; None where positions are rotary."""
+        learned = getattr(self.model, "wpe", None)
+        return None if learned is None else int(learned.num_embeddings)
+
+    @property
     def num_layers(self) -> int:
         """L."""
         return int(self.shape.num_hidden_layers)
@@ -124,32 +166,59 @@ class QwenBackbone(nn.Module):
     @property
     def output_matrix(self) -> Tensor:
         """The unembedding (V, D)."""
-        head = self.model.embed_tokens if self.head is None else self.head
+        head = self.model.get_input_embeddings() if self.head is None else self.head
         weight: Tensor = head.weight
         return weight
 
     def architecture(self) -> dict[str, Any]:
         """Returns plain values from which a backbone of this shape is built again."""
-        found: dict[str, Any] = self.shape.to_diff_dict()
-        return {key: value for key, value in found.items() if key not in _NOT_SHAPE}
+        fields = {*type(self.shape).__annotations__, "model_type"} - {"use_cache"}
+        settings: dict[str, Any] = self.shape.to_diff_dict()
+        return {key: value for key, value in settings.items() if key in fields}
 
-    def copy_of_layer(self, number: int) -> nn.Module:
+    def copy_of_layer(self, index: int) -> nn.Module:
         """Returns an independent copy of one layer, which caches its keys in the first place."""
-        layer: Any = copy.deepcopy(self.model.layers[number])
-        layer.self_attn.layer_idx = 0
-        copied: nn.Module = layer
-        return copied
+        layer = copy.deepcopy(self.layers[index])
+        getattr(layer, self.family.attention).layer_idx = 0
+        return layer
 
     def embed(self, ids: Tensor) -> Tensor:
         """Returns the embeddings (..., D) of ids (...)."""
-        embeddings: Tensor = self.model.embed_tokens(ids)
+        embeddings: Tensor = self.model.get_input_embeddings()(ids)
         return embeddings
 
-    def rotary(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines (B, T, C) of positions (B, T).
+    def enter(self, h: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
+        """Returns the inputs of the first layer: embeddings, with learned positions where any are.
+
+        Args:
+            h: Embeddings (B, T, D).
+            positions: (B, T) int64, or (1, T).
+            longest: Upper bound of the positions, plus one, that the host knows. Defaults to T,
+                which holds in rows from their beginning on.
+
+        Raises:
+            ValueError: A position is beyond the learned ones.
+        """
+        limit = self.position_limit
+        if limit is None:
+            return h
+        # the bound counts padding too, so that only a row near the limit waits for the device
+        if (longest or positions.shape[1]) > limit and int(positions.max()) >= limit:
+            raise ValueError(
+                f"a context of {int(positions.max()) + 1} tokens is longer than the {limit} "
+                "learned positions of the backbone; shorten the question, or lower "
+                "max_new_tokens, max_chain_tokens or eval_latents"
+            )
+        entered: Tensor = self.model.drop(h + self.model.wpe(positions))  # as in its training
+        return entered
+
+    def rotary(self, h: Tensor, positions: Tensor) -> Tables:
+        """Returns cosines and sines (B, T, C) of positions (B, T); None where they are learned.
 
         Under autocast they are float32, otherwise of the dtype of ``h``, as queries and values are.
         """
+        if self.position_limit is not None:
+            return None
         if torch.is_autocast_enabled(h.device.type):
             h = h.new_empty(0, dtype=torch.promote_types(h.dtype, torch.float32))
         tables: tuple[Tensor, Tensor] = self.model.rotary_emb(h, positions)
@@ -178,32 +247,46 @@ class QwenBackbone(nn.Module):
             state: S, added after ``state_layer`` layers (B, T, D); None: nothing.
             state_layer: L^in.
             tap_layer: number of layers after which hidden states are returned as ``tapped``.
+
+        Raises:
+            ValueError: see ``enter``.
         """
-        tables = self.rotary(h, positions)  # cosines and sines (B, T, C), the same in all layers
+        h = self.enter(h, positions, None if mask is None else mask.shape[-1])  # (B, T, D)
+        tables = self.rotary(h, positions)  # the same in all layers
         if mask is None and self.window is not None and self.window < h.shape[1]:
             real = torch.ones(1, h.shape[1], dtype=torch.bool, device=h.device)
             mask = causal_mask(real, h.shape[1], self.window)  # (1, 1, T, T), of all rows
         tapped = None
-        for number in range(self.num_layers + 1):
-            if state is not None and number == state_layer:
+        for index in range(self.num_layers + 1):
+            if state is not None and index == state_layer:
                 h = h + state  # (B, T, D)
-            if number == tap_layer:
+            if index == tap_layer:
                 tapped = h  # (B, T, D)
-            if number < self.num_layers:
-                h = self.model.layers[number](
-                    h,
-                    attention_mask=mask,
-                    position_ids=positions,
-                    past_key_values=cache,
-                    use_cache=cache is not None,
-                    position_embeddings=tables,
-                )
-        return HiddenStates(self.model.norm(h), tapped)  # both (B, T, D)
+            if index < self.num_layers:
+                h = run_layer(self.layers[index], h, tables, mask, cache)
+        return HiddenStates(self.norm(h), tapped)  # both (B, T, D)
 
 
-_NOT_SHAPE = frozenset(
-    {"architectures", "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
-)
+def run_layer(
+    layer: nn.Module, h: Tensor, tables: Tables, mask: Tensor | None = None, cache: Any = None
+) -> Tensor:
+    """Returns the output (B, T, D) of a decoder layer; without a mask it is causal.
+
+    Args:
+        layer: of transformers.
+        h: its input (B, T, D).
+        tables: of the positions.
+        mask: see `Backbone.forward`.
+        cache: of transformers, extended in place.
+    """
+    out: Tensor = layer(
+        h,
+        attention_mask=mask,
+        past_key_values=cache,
+        use_cache=cache is not None,
+        position_embeddings=tables,
+    )
+    return out
 
 
 def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor:
@@ -236,18 +319,17 @@ class ReasoningNetwork(nn.Module):
 
     def __init__(self, config: ReasoningConfig) -> None:
         super().__init__()
-        self.backbone = QwenBackbone(config)
+        self.backbone = Backbone(config)
 
     @property
     def blocks(self) -> nn.ModuleList:
         """The backbone's layers."""
-        layers: nn.ModuleList = self.backbone.model.layers
-        return layers
+        return self.backbone.layers
 
     @property
     def attention_dropout(self) -> float:
         """Dropout probability on the backbone's attention weights."""
-        return float(self.backbone.shape.attention_dropout)
+        return float(getattr(self.backbone.shape, self.backbone.family.attention_dropout))
 
     @property
     def output_matrix(self) -> Tensor:
@@ -294,21 +376,13 @@ class AnswerCache:
             window: see ``causal_mask``.
 
         Returns:
-            positions (B, t) int64, and the mask (B, 1, t, N + t) of `QwenBackbone.forward`.
+            positions (B, t) int64, and the mask (B, 1, t, N + t) of `Backbone.forward`.
         """
         # (B, t): padding takes no position, it repeats that of the token before it
         positions = (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
         self.real = torch.cat((self.real, real), dim=1)  # (B, N + t)
         self.lengths = self.lengths + real.sum(dim=1)  # (B,)
         return positions, causal_mask(self.real, real.shape[1], window)
-
-    def crop(self, length: int) -> None:
-        """Removes the entries after the first ``length`` places."""
-        if length == self.real.shape[1]:
-            return
-        self.past.crop(length - self.real.shape[1])  # a negative number: places to remove
-        self.lengths = self.lengths - self.real[:, length:].sum(dim=1)
-        self.real = self.real[:, :length]
 
     def next_inputs(self, tokens: Tensor) -> Tensor:
         """Returns the next inputs (B, t): the prefix, once, in place of the tokens (B,)."""
@@ -319,7 +393,7 @@ class AnswerCache:
 
 
 def read(
-    backbone: QwenBackbone, cache: AnswerCache, h: Tensor, real: Tensor | None = None, **taps: Any
+    backbone: Backbone, cache: AnswerCache, h: Tensor, real: Tensor | None = None, **taps: Any
 ) -> HiddenStates:
     """Returns the hidden states of the next t places, and caches them.
 
@@ -328,7 +402,7 @@ def read(
         cache: extended in place.
         h: embeddings (B, t, D).
         real: which places are tokens (B, t) bool; None: all.
-        **taps: state and layers, see `QwenBackbone.forward`.
+        **taps: state and layers, see `Backbone.forward`.
     """
     if real is None:
         real = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
@@ -340,141 +414,23 @@ def read(
 # ---- FLOPs
 
 
-def layer_flops(backbone: QwenBackbone, context: float) -> float:
+def layer_flops(backbone: Backbone, context: float) -> float:
     """Returns the FLOPs of a token in one layer, which sees ``context`` keys."""
-    shape = backbone.shape
-    width = shape.num_attention_heads * backbone.model.layers[0].self_attn.head_dim
-    return linear_flops(backbone.model.layers[0]) + 4.0 * width * context
+    layer = backbone.layers[0]
+    attention: Any = getattr(layer, backbone.family.attention)
+    width = backbone.shape.num_attention_heads * attention.head_dim
+    # every matrix of a layer multiplies each token once; GPT-2's are not nn.Linear
+    matrices = sum(weight.numel() for weight in layer.parameters() if weight.ndim == 2)
+    return 2.0 * matrices + 4.0 * width * context
 
 
-def head_flops(backbone: QwenBackbone) -> float:
+def head_flops(backbone: Backbone) -> float:
     """Returns the FLOPs of the logits of a token."""
     return 2.0 * backbone.output_matrix.numel()
 
 
-def backbone_flops(backbone: QwenBackbone, context: int, training: bool = False) -> float:
+def backbone_flops(backbone: Backbone, context: int, training: bool = False) -> float:
     """Returns the mean FLOPs of a token of a row of ``context`` tokens, its logits included."""
     layers = backbone.num_layers * layer_flops(backbone, mean_keys(context, backbone.window))
     total = layers + head_flops(backbone)
     return training_flops(total, layers, backbone.config) if training else total
-
-
-# ---- shapes and trained weights
-
-
-FAMILY = "qwen2"
-
-
-MOST_ADDED = 0.1
-"""Entries of a tokenizer without a row in the backbone's embedding, as a share of its rows: with
-more of them the tokenizer is another model's."""
-
-
-OTHER = (
-    "a folder that save_pretrained wrote, or set HF_HOME to a cache that holds it, or set backbone "
-    "to null for random weights of the sizes given"
-)
-"""The cures of a backbone that cannot be loaded."""
-
-
-ATTENTION = "sdpa"
-"""PyTorch's own kernels, flash attention among them; the others read masks in another way."""
-
-
-_QWEN25 = {
-    "vocab_size": 151_936,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 32_768,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-}
-
-
-KNOWN: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": _QWEN25
-    | {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-    },
-    "Qwen/Qwen2.5-1.5B": _QWEN25
-    | {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-    },
-}
-"""Shapes of the paper's backbones, so that their size is known without their files."""
-
-
-def architecture(config: ReasoningConfig) -> Any:
-    """Returns the transformers configuration of the backbone, loading it where it must.
-
-    Raises:
-        ValueError: if it cannot be loaded, or is not of the Qwen2 family with full attention.
-    """
-    from transformers import AutoConfig, Qwen2Config
-
-    if config.architecture is not None:
-        settings: dict[str, Any] = dict(config.architecture)
-        found = Qwen2Config(**settings)
-    elif config.backbone in KNOWN:
-        found = Qwen2Config(**KNOWN[config.backbone])
-    elif config.backbone is not None:
-        named = f"backbone ({config.backbone})"
-        found = read_pretrained(AutoConfig, config.backbone, "configuration", named, other=OTHER)
-    else:
-        found = Qwen2Config(**_from_sizes(config))
-    kinds = set(getattr(found, "layer_types", None) or ["full_attention"])
-    if found.model_type != FAMILY or kinds != {"full_attention"}:
-        raise ValueError(
-            f"backbone ({config.backbone}) is of the family {found.model_type} with "
-            f"{', '.join(sorted(kinds))}; it must be {FAMILY} with full attention, e.g. "
-            f"{', '.join(KNOWN)}"
-        )
-    return found
-
-
-def _from_sizes(config: ReasoningConfig) -> dict[str, Any]:
-    return {
-        "vocab_size": config.padded_vocab_size,
-        "hidden_size": config.dim,
-        "intermediate_size": 4 * config.dim if config.ffn_dim is None else config.ffn_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.key_value_heads,
-        "max_position_embeddings": config.block_size,
-        "tie_word_embeddings": config.tie_head,
-        "rms_norm_eps": config.norm_eps,
-        "initializer_range": config.init_std,
-        "attention_dropout": config.attention_dropout,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-    }
-
-
-def build_causal_lm(config: ReasoningConfig, shape: Any) -> nn.Module:
-    """Returns a transformers causal LM of that configuration with random weights, in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model: nn.Module = AutoModelForCausalLM.from_config(
-        shape, attn_implementation=ATTENTION, dtype=torch.float32
-    )
-    return model
-
-
-def load_causal_lm(config: ReasoningConfig) -> nn.Module:
-    """Returns the trained causal LM that ``config.backbone`` names, in float32.
-
-    Raises:
-        ValueError: It cannot be loaded, or lacks weights.
-    """
-    assert config.backbone is not None
-    named = f"backbone ({config.backbone})"
-    model: nn.Module = load_pretrained(
-        config.backbone, named, other=OTHER, attn_implementation=ATTENTION
-    )
-    return model

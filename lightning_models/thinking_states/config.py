@@ -14,10 +14,10 @@ GridKind = Literal["left_align", "partial", "absolute"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningConfig(SequenceConfig):
-    """A causal language model of the Qwen2 family that answers questions.
+    """A causal language model that answers questions.
 
     With ``backbone`` its shape and weights are those of a trained model, and the fields of sizes
-    are ignored; without, it is built from the sizes and starts from random weights.
+    are ignored; without, it is a Qwen2 of the sizes that starts from random weights.
 
     Raises:
         ValueError: if sizes do not fit together; the message names key, value and cure.
@@ -27,11 +27,11 @@ class ReasoningConfig(SequenceConfig):
     """Tokens that the method adds: their ids are vocab_size, vocab_size + 1, ..."""
 
     backbone: str | None = None
-    """Trained model to start from: a name on the Hugging Face hub, or a folder that
-    ``save_pretrained`` wrote; null: random weights."""
+    """Trained GPT-2, Llama, Qwen2 or Qwen3 to start from: a name on the Hugging Face hub, or a
+    folder that ``save_pretrained`` wrote. Its dropout acts in training. null: random weights."""
     architecture: dict[str, Setting] | None = None
-    """What a checkpoint keeps of the backbone's own configuration, so that it can be rebuilt
-    without hub or folder; leave it null."""
+    """What a checkpoint keeps of the backbone's configuration in ``transformers``, so that it can
+    be rebuilt without hub or folder; without ``backbone`` it starts from random weights."""
     special_rows_from: int | None = None
     """Token whose embedding the added tokens begin with, in a trained backbone; null: its EOS."""
     num_layers: int = 4
@@ -90,6 +90,11 @@ class ReasoningConfig(SequenceConfig):
     def key_value_heads(self) -> int:
         """Heads of keys and values, with the default resolved."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def added_positions(self) -> int:
+        """The most positions of a row that a method takes beyond the tokens of its text."""
+        return 0
 
     @property
     def padded_vocab_size(self) -> int:

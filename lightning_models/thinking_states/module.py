@@ -36,7 +36,7 @@ WORDING = ("answer_prefix", "step_separator")
 
 
 class ReasoningLM(LanguageModel):
-    """A language model on a backbone of the Qwen2 family that answers questions.
+    """A language model on a backbone of ``transformers`` that answers questions.
 
     Batches hold queries, reasoning steps and answers (``datamodules.ReasoningDataModule``); each
     method has a separate layout of rows. Scores are log p(answer | query) with the model's own

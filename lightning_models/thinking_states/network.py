@@ -11,18 +11,17 @@ from torch import Tensor, nn
 
 from lightning_models.flops import TRAINING_FACTOR
 from lightning_models.thinking_states.backbone import (
+    Backbone,
     HiddenStates,
-    QwenBackbone,
     ReasoningNetwork,
+    Tables,
     backbone_flops,
     head_flops,
     layer_flops,
+    run_layer,
 )
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.thoughts import CompressionInputs, ForcedRows, ThinkingInputs
-
-Tables = tuple[Tensor, Tensor]
-"""Cosines and sines of positions (B, T, C)."""
 
 
 class ThinkingBlock(nn.Module):
@@ -34,17 +33,19 @@ class ThinkingBlock(nn.Module):
     first chunk what the backbone predicts.
 
     NOTE(paper): it does not mention the norm, without which the unembedding would read what it has
-    never seen; nor positions, which count the chunk's tokens up to c - 1, then the thought's.
+    never seen; nor positions, which count the chunk's tokens up to c - 1, then the thought's. Where
+    the backbone's positions are learned, the chunk's hidden states have those of the row in them.
 
     Args:
         backbone: of which the copies are made; its weights must be there.
         tied: whether the unembedding is the backbone's own.
     """
 
-    def __init__(self, backbone: QwenBackbone, tied: bool) -> None:
+    def __init__(self, backbone: Backbone, tied: bool) -> None:
         super().__init__()
+        self.family = backbone.family
         self.layer = backbone.copy_of_layer(backbone.num_layers - 1)
-        self.norm = copy.deepcopy(backbone.model.norm)
+        self.norm = copy.deepcopy(backbone.norm)
         self.head = None if tied else _copy_of_head(backbone.output_matrix)
 
     def forward(
@@ -55,7 +56,7 @@ class ThinkingBlock(nn.Module):
         Args:
             h: hidden states and embeddings (K, n, D).
             tables: of their positions.
-            mask: see `QwenBackbone.forward`.
+            mask: see `Backbone.forward`.
             cache: a transformers cache of one layer, extended in place.
         """
         states: Tensor = self.norm(run_layer(self.layer, h, tables, mask, cache))
@@ -68,14 +69,13 @@ class ThinkingBlock(nn.Module):
         chunks are opened far more often than they think.
         """
         layer: Any = self.layer
-        attended, _ = layer.self_attn(
-            layer.input_layernorm(h),
-            position_embeddings=tables,
-            attention_mask=mask,
-            past_key_values=cache,
+        attention = getattr(layer, self.family.attention)
+        before, between = (getattr(layer, name) for name in self.family.norms)
+        attended, _ = attention(
+            before(h), position_embeddings=tables, attention_mask=mask, past_key_values=cache
         )
         last = (h + attended)[:, -1]  # (K, D)
-        states: Tensor = self.norm(last + layer.mlp(layer.post_attention_layernorm(last)))
+        states: Tensor = self.norm(last + layer.mlp(between(last)))
         return states
 
 
@@ -90,7 +90,7 @@ class CompressionBlock(nn.Module):
         chunk_size: c.
     """
 
-    def __init__(self, backbone: QwenBackbone, chunk_size: int) -> None:
+    def __init__(self, backbone: Backbone, chunk_size: int) -> None:
         super().__init__()
         self.layer = backbone.copy_of_layer(0)
         self.chunk_size = chunk_size
@@ -113,28 +113,6 @@ def _copy_of_head(matrix: Tensor) -> nn.Linear:
     head = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
     head.weight = nn.Parameter(matrix.detach().clone())
     return head
-
-
-def run_layer(
-    layer: nn.Module, h: Tensor, tables: Tables, mask: Tensor | None = None, cache: Any = None
-) -> Tensor:
-    """Returns the output (B, T, D) of a decoder layer; without a mask it is causal.
-
-    Args:
-        layer: of transformers.
-        h: its input (B, T, D).
-        tables: of the positions.
-        mask: see `QwenBackbone.forward`.
-        cache: of transformers, extended in place.
-    """
-    out: Tensor = layer(
-        h,
-        attention_mask=mask,
-        past_key_values=cache,
-        use_cache=cache is not None,
-        position_embeddings=tables,
-    )
-    return out
 
 
 class ForcedStates(NamedTuple):
@@ -165,7 +143,7 @@ class ThinkingStatesNetwork(ReasoningNetwork):
 
     @property
     def taps(self) -> dict[str, Any]:
-        """The layers of `QwenBackbone.forward` that states enter and thoughts are read after."""
+        """The layers of `Backbone.forward` that states enter and thoughts are read after."""
         return {"state_layer": self.input_layer, "tap_layer": self.output_layer}
 
     @property
@@ -186,7 +164,7 @@ class ThinkingStatesNetwork(ReasoningNetwork):
         )
 
     def read(self, h: Tensor, positions: Tensor, state: Tensor) -> HiddenStates:
-        """Returns the hidden states of embedded tokens; see `QwenBackbone.forward`."""
+        """Returns the hidden states of embedded tokens; see `Backbone.forward`."""
         hidden: HiddenStates = self.backbone(h, positions, state=state, **self.taps)
         return hidden
 
@@ -199,7 +177,7 @@ class ThinkingStatesNetwork(ReasoningNetwork):
             h: hidden states before them (B, T, D).
             layers: the first one, and one after the last.
             positions: (B, T) int64.
-            mask: see `QwenBackbone.forward`.
+            mask: see `Backbone.forward`.
             cache: of transformers, extended in place for these layers.
         """
         tables = self.backbone.rotary(h, positions)
@@ -217,8 +195,8 @@ class ThinkingStatesNetwork(ReasoningNetwork):
             thoughts: tokens, end and padding (K, N) int64, N at least c.
             lengths: of thoughts, the end included (K,) int64.
         """
-        h = self.backbone.embed(thoughts)  # (K, N, D)
-        positions = torch.arange(h.shape[1], device=h.device)[None]
+        positions = torch.arange(thoughts.shape[1], device=thoughts.device)[None]
+        h = self.backbone.enter(self.backbone.embed(thoughts), positions)  # (K, N, D)
         states: Tensor = self.compression(h, self.backbone.rotary(h, positions), lengths)
         return states
 
@@ -232,7 +210,10 @@ class ThinkingStatesNetwork(ReasoningNetwork):
     def _think(self, tapped: Tensor, speech: ThinkingInputs) -> Tensor:
         """Returns T's states of the row's first W tokens and of thought tokens (B, W + M, D)."""
         width = speech.positions.shape[1] - speech.tokens.shape[1]
-        thoughts = self.backbone.embed(speech.tokens)  # (B, M, D)
+        longest = self.config.chunk_size + speech.tokens.shape[1]
+        thoughts = self.backbone.enter(
+            self.backbone.embed(speech.tokens), speech.positions[:, width:], longest
+        )  # (B, M, D)
         h = torch.cat((tapped[:, :width], thoughts.to(tapped.dtype)), dim=1)  # (B, W + M, D)
         tables = self.backbone.rotary(h, speech.positions)
         states: Tensor = self.thinking(h, tables, speech.mask)

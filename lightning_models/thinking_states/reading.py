@@ -97,9 +97,10 @@ def finish_thoughts(
     real, token = opened.real[rows], opened.first[rows]
     ended, tokens = torch.zeros_like(token, dtype=torch.bool), [token]
     while len(tokens) < network.config.max_thought_tokens:
-        h = network.backbone.embed(token[:, None])  # (K, 1, D)
-        real = F.pad(real, (0, 1), value=True)
-        position = torch.full((1, 1), c + len(tokens) - 1, device=h.device)
+        place = c + len(tokens) - 1
+        position = torch.full((1, 1), place, device=token.device)
+        h = network.backbone.enter(network.backbone.embed(token[:, None]), position, place + 1)
+        real = F.pad(real, (0, 1), value=True)  # h: (K, 1, D)
         tables = network.backbone.rotary(h, position)
         states = network.thinking(h, tables, causal_mask(real, 1), opened.past)
         token = _greedy(network, states[:, -1]).masked_fill(ended, end)  # (K,)
@@ -321,7 +322,8 @@ class SpeculativeReader(QueryReader):
         self.below = new_cache()
         own = 0, network.input_layer
         self.all_rows = torch.arange(len(self.real), device=self.real.device)
-        self.lower = self._layers(self.embedded.flatten(1, 2), self.all_rows, own, self.below)
+        h = network.backbone.enter(self.embedded.flatten(1, 2), self.positions)  # (B, N c, D)
+        self.lower = self._layers(h, self.all_rows, own, self.below)
 
     def read(self) -> ReadQueries:
         network, above = self.network, new_cache()
@@ -333,7 +335,7 @@ class SpeculativeReader(QueryReader):
         layers = (self.below.layers[:first], between.layers[first:last], above.layers[last:])
         past.past.layers = [layer for part in layers for layer in part]
         past.real, past.lengths = self.real, self.real.sum(dim=1)
-        return self.result(past, network.backbone.model.norm(h[:, -1]), rounds)
+        return self.result(past, network.backbone.norm(h[:, -1]), rounds)
 
     def _between(self, rows: Tensor) -> tuple[Any, list[int]]:
         """Returns the cache of the layers that depend on states, and the rounds of each row."""

@@ -235,11 +235,20 @@ def test_the_backbone_of_questions_is_read_by_transformers(name, reasoners, eval
         assert (mine - theirs(tokens).logits).abs().max() < 1e-10
 
 
-def test_a_window_of_the_backbone_is_exported(write_method, evaluates, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("thinking-states-window", "Qwen2ForCausalLM"),
+        ("coconut-gpt2", "GPT2LMHeadModel"),
+        ("thinking-states-llama", "LlamaForCausalLM"),
+        ("icot-qwen3", "Qwen3ForCausalLM"),
+    ],
+)
+def test_the_backbone_of_every_family_is_exported(name, kind, write_method, evaluates, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    path = write_method("thinking-states-window")
-    evaluates("export", "--ckpt", path, "--output", tmp_path / "m")
+    path = write_method(name)
+    assert kind in evaluates("export", "--ckpt", path, "--output", tmp_path / "m")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
     backbone = build_model(read_checkpoint(path)).network.backbone
     tokens, positions = torch.arange(20)[None], torch.arange(20)[None]
@@ -256,6 +265,9 @@ def test_methods_that_transformers_has_not_get_the_other_folder(write_method, ev
     printed = evaluates("export", *to)
     assert "model folder" in printed
     assert "no architecture of transformers is a LoopedLM" in printed
+    path = write_method("coconut-gpt2", window=8)
+    line = fails("export", "--ckpt", path, "--output", path.parent / "n", "--format=transformers")
+    assert "a gpt2 there has no window (8); use --format folder" in line
 
 
 def small_encoding():

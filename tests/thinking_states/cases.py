@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
+from tests.methods import decoder
 from tests.reference import thinking_states_grid as literal
 
 V = 24
@@ -31,12 +32,20 @@ SIZES = {
     "max_thought_tokens": 6,
 }
 GRIDS = ("left_align", "partial", "absolute")
+FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
 LOUD, QUIET = torch.arange(0, V, 2), torch.arange(1, V, 2)
 
 
-def build(seed=0, **changes):
+def on(family):
+    """A small backbone of another family than the default, with lively weights, its head untied."""
+    sizes = {"vocab_size": V, "hidden_size": 16, "initializer_range": 0.3, "eos_token_id": 4}
+    return {"architecture": decoder(family, dropout=0.1, tie_word_embeddings=False, **sizes)}
+
+
+def build(seed=0, family=None, **changes):
     """A model in evaluation mode, its T and C differing from the backbone's layers."""
     torch.manual_seed(seed)
+    changes |= {} if family is None else on(family)
     model = ThinkingStatesLM(ThinkingStatesConfig(**{**SIZES, **changes}))
     model.configure_model()
     with torch.no_grad():
@@ -51,7 +60,7 @@ def outspoken(seed=0, strength=4.0, **changes):
     model = build(seed, **changes)
     network = model.network
     with torch.no_grad():
-        embedding = network.backbone.model.embed_tokens.weight
+        embedding = network.backbone.model.get_input_embeddings().weight
         embedding[:, 0] = 0.0
         embedding[QUIET, 0], embedding[LOUD, 0] = strength, -strength
         matrix = network.thinking_matrix
@@ -64,9 +73,9 @@ def outspoken(seed=0, strength=4.0, **changes):
 def exact(model):
     """The model in float64, norms too, which are computed in float32 otherwise."""
     model.double()
-    for parent in list(model.network.modules()):
+    for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child).__name__ == "Qwen2RMSNorm":
+            if type(child).__name__.endswith(("Qwen2RMSNorm", "Qwen3RMSNorm", "LlamaRMSNorm")):
                 norm = nn.RMSNorm(len(child.weight), eps=child.variance_epsilon)
                 norm.weight = child.weight
                 setattr(parent, name, norm)

@@ -6,10 +6,12 @@ import torch
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.network import ThinkingStatesNetwork
 from tests.thinking_states.cases import (
+    FAMILIES,
     SIZES,
     V,
     build,
     exact,
+    on,
     ragged,
     reasoning_batch,
 )
@@ -17,10 +19,11 @@ from tests.thinking_states.cases import (
 EXACT = {"atol": 1e-9, "rtol": 0}
 
 
-def test_T_begins_as_the_last_layer_with_norm_and_head():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_T_begins_as_the_last_layer_with_norm_and_head(family):
     """At the end of a first chunk it predicts what the backbone predicts."""
     torch.manual_seed(0)
-    config = ThinkingStatesConfig(**{**SIZES, "chunk_size": 8})
+    config = ThinkingStatesConfig(**{**SIZES, "chunk_size": 8, **on(family)})
     network = exact_network(config)
     query, _ = ragged([8, 8])
     h = network.backbone.embed(query)
@@ -32,9 +35,10 @@ def test_T_begins_as_the_last_layer_with_norm_and_head():
     assert network.thinking_matrix.data_ptr() != network.output_matrix.data_ptr()
 
 
-def test_C_begins_as_the_first_layer():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_C_begins_as_the_first_layer(family):
     torch.manual_seed(0)
-    network = exact_network(ThinkingStatesConfig(**SIZES))
+    network = exact_network(ThinkingStatesConfig(**SIZES, **on(family)))
     tokens = torch.randint(0, V, (2, 6))
     h, positions = network.backbone.embed(tokens), torch.arange(6)[None]
     behind = network.backbone(h, positions, tap_layer=1).tapped

@@ -5,7 +5,16 @@ import torch
 
 from lightning_models.thinking_states.backbone import causal_mask
 from lightning_models.thinking_states.reading import finish_thoughts, open_thoughts, read_queries
-from tests.thinking_states.cases import GRIDS, V, build, exact, outspoken, query_of, ragged
+from tests.thinking_states.cases import (
+    FAMILIES,
+    GRIDS,
+    V,
+    build,
+    exact,
+    outspoken,
+    query_of,
+    ragged,
+)
 
 EXACT = {"atol": 1e-9, "rtol": 0}
 LENGTHS = [19, 3, 12, 1, 17, 8]
@@ -37,10 +46,18 @@ def check_same(one, other, rows=slice(None), tail=None):
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize(
-    ("c", "seed", "window"), [(1, 0, None), (3, 1, None), (4, 0, None), (4, 2, 5), (3, 0, 2)]
+    ("c", "seed", "changes"),
+    [
+        (1, 0, {}),
+        (3, 1, {}),
+        (4, 0, {}),
+        (4, 2, {"window": 5}),
+        (3, 0, {"window": 2}),
+        *((4, 1, {"family": family, "input_layer": 0}) for family in FAMILIES),
+    ],
 )
-def test_speculative_and_sequential_reading_are_the_same(grid, c, seed, window):
-    model = exact(outspoken(seed, grid=grid, chunk_size=c, window=window))
+def test_speculative_and_sequential_reading_are_the_same(grid, c, seed, changes):
+    model = exact(outspoken(seed, grid=grid, chunk_size=c, **changes))
     speculative, sequential = both(model, *ragged(LENGTHS, seed))
     check_same(speculative, sequential)
     thoughts = [thought.tokens for row in sequential.thoughts() for thought in row]
@@ -127,8 +144,11 @@ def test_finished_rows_are_not_computed_again(monkeypatch):
 def naive_thought(network, tapped, most):
     """A thought decoded without any cache, the whole of it read again for each token."""
     c, tokens = network.config.chunk_size, []
+    learned = getattr(network.backbone.model, "wpe", None)
     while len(tokens) < most:
         spoken = network.backbone.embed(torch.tensor(tokens, dtype=torch.int64))
+        if learned is not None:
+            spoken = spoken + learned.weight[c : c + len(tokens)]
         h = torch.cat((tapped, spoken))[None]
         positions = c - len(tapped) + torch.arange(h.shape[1])[None]
         state = network.thinking(h, network.backbone.rotary(h, positions))[0, -1]
@@ -139,9 +159,11 @@ def naive_thought(network, tapped, most):
     return tokens
 
 
-@pytest.mark.parametrize("most", [1, 2, 4, 30])
-def test_thoughts_are_greedy_and_cut_at_their_most_tokens(most):
-    model = exact(outspoken(max_thought_tokens=most))
+@pytest.mark.parametrize(
+    ("most", "family"), [(1, None), (2, None), (4, None), (30, None), (2, "gpt2"), (2, "llama")]
+)
+def test_thoughts_are_greedy_and_cut_at_their_most_tokens(most, family):
+    model = exact(outspoken(max_thought_tokens=most, family=family))
     network, c = model.network, 4
     tapped = network.backbone.embed(torch.randint(0, V, (24, c)))
     tapped = tapped + 0.3 * torch.randn_like(tapped)
@@ -176,12 +198,15 @@ def test_masks_let_padding_see_itself():
     assert read.last.isfinite().all()
 
 
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(
+    ("seed", "changes"),
+    [(0, {}), (0, {"window": 5}), *((1, {"family": f, "strength": 20.0}) for f in FAMILIES)],
+)
 @pytest.mark.parametrize("grid", GRIDS)
-def test_rows_do_not_depend_on_the_batch_nor_on_padding(grid, window):
+def test_rows_do_not_depend_on_the_batch_nor_on_padding(grid, seed, changes):
     """Each row alone, without padding, is what it is among rows that need more rounds."""
-    model = exact(outspoken(2, grid=grid, window=window))
-    query, lengths = ragged(LENGTHS, 0)
+    model = exact(outspoken(2, grid=grid, **changes))
+    query, lengths = ragged(LENGTHS, seed)
     wide = torch.nn.functional.pad(query, (0, 9), value=3)
     speculative, sequential = both(model, wide, lengths)
     assert len(set(speculative.rounds)) > 2, "rows must leave the batch at different times"

@@ -1,5 +1,6 @@
 """Trained backbones: of a published folder, and from the checkpoint of another model."""
 
+from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -8,12 +9,18 @@ import torch
 
 from lightning_models import base
 from lightning_models.checkpoint import CheckpointError
+from lightning_models.generation import SamplingConfig, generate
 from lightning_models.optim import OptimizerConfig
+from lightning_models.thinking_states.backbone import AnswerCache, read
 from lightning_models.thinking_states.baselines.curricula import load_backbone
+from lightning_models.thinking_states.baselines.text import NoCoTConfig, TextNetwork
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
+from tests.methods import decoder
+from tests.thinking_states.cases import FAMILIES, exact
 from tests.thinking_states.questions import (
     MODELS,
+    PREFIX,
     Questions,
     V,
     build,
@@ -90,20 +97,31 @@ def test_rows_of_added_tokens_are_not_those_of_the_checkpoint(tied, tmp_path):
         assert not by_token or not torch.equal(value[rows:], taught[key][rows:])
 
 
-# ---- modes of a published backbone
+# ---- published backbones of every family
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """A folder of a small Qwen2 model whose attention drops half of its weights in training."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def publish(folder, family, **changes):
+    """Writes a small model whose attention drops half of its weights in training; returns it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(3)
+    sizes = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "eos_token_id": 0}
+    sizes |= {"bos_token_id": 0, "initializer_range": 0.3, "max_position_embeddings": 64}
+    settings = {**decoder(family, dropout=0.5, **sizes), "max_position_embeddings": 64, **changes}
+    shape = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = AutoModelForCausalLM.from_config(shape)
+    with torch.no_grad():  # biases begin at zero, norms at one
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def published(request, tmp_path_factory):
+    """A folder of a small model of each family."""
     folder = tmp_path_factory.mktemp("published")
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "attention_dropout": 0.5}
-    config = Qwen2Config(vocab_size=V, eos_token_id=0, initializer_range=0.3, **sizes, **heads)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    publish(folder, request.param)
     return str(folder)
 
 
@@ -139,6 +157,88 @@ def test_copies_of_a_published_backbones_layers_are_in_training_mode(published):
         model = ThinkingStatesLM(config).train(training)
         model.configure_model()
         assert {part.training for part in model.modules()} == {training}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers_padded_or_cached(family, tied, tmp_path):
+    theirs = publish(tmp_path, family, tie_word_embeddings=tied)
+    network = TextNetwork(NoCoTConfig(backbone=str(tmp_path), vocab_size=V, block_size=40)).eval()
+    backbone = network.backbone
+    lengths = torch.tensor([17, 9, 1])
+    tokens = torch.randint(0, V, (3, 17), generator=torch.Generator().manual_seed(0))
+    right = torch.arange(17) < lengths[:, None]
+    real = torch.arange(17) >= 17 - lengths[:, None]
+    with torch.no_grad():
+        found = network(tokens) @ network.output_matrix.t()
+        assert torch.equal(found[:, :, :V], theirs(tokens).logits)
+        theirs, network = exact(theirs), exact(network)
+        expected = theirs(tokens, attention_mask=right.long()).logits
+        found = network(tokens) @ network.output_matrix.t()
+        torch.testing.assert_close(found[:, :, :V][right], expected[right], atol=1e-10, rtol=0)
+        positions = (real.cumsum(dim=1) - 1).clamp(min=0)  # padding has none
+        expected = theirs(tokens, attention_mask=real.long(), position_ids=positions).logits
+        cache = AnswerCache(3, tokens.device)
+        parts = [  # the whole, and cached in parts of 8, 1 and 8 tokens
+            read(backbone, cache, backbone.embed(tokens[:, part]), real[:, part]).last
+            for part in (slice(8), slice(8, 9), slice(9, 17))
+        ]
+        found = torch.cat(parts, dim=1) @ network.output_matrix.t()
+        whole = network(tokens, real=real, cache=AnswerCache(3, tokens.device))
+    for own in (found, whole @ network.output_matrix.t()):
+        torch.testing.assert_close(own[:, :, :V][real], expected[real], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "fault"),
+    [
+        ("mistral", {}, "is of the family mistral; it must be one of gpt2, llama, qwen2, qwen3"),
+        ("gpt2", {"add_cross_attention": True}, "has layers with cross_attention, full_attention"),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+            "has layers with full_attention, sliding_attention",
+        ),
+    ],
+)
+def test_other_backbones_are_refused_by_name(family, changes, fault, tmp_path):
+    publish(tmp_path, family, **changes)
+    for name, kind in (("backbone", str(tmp_path)), ("architecture", None)):
+        settings = {"backbone": kind}
+        if kind is None:
+            settings = {"architecture": {**decoder(family), **changes}}
+        with pytest.raises(ValueError, match=fault) as caught:
+            build("cot", double=False, **settings)
+        assert str(caught.value).startswith(name)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "changes"),
+    [("cot", 0, {}), ("coconut", 8, {}), ("coconut", 22, {"eval_latents": 20})],
+)
+def test_rows_longer_than_learned_positions_are_refused(name, added, changes, tmp_path):
+    """Latents and their markers need positions, too."""
+    publish(tmp_path, "gpt2")
+    settings = {"double": False, "backbone": str(tmp_path), "max_latent_stage": 3, **changes}
+    settings = settings if name == "coconut" else {"double": False, "backbone": str(tmp_path)}
+    build(name, block_size=64 - added, **settings)
+    with pytest.raises(ValueError, match=rf"block_size \({65 - added}\).* to {64 - added} or less"):
+        build(name, block_size=65 - added, **settings)
+
+
+def test_a_text_longer_than_learned_positions_is_refused_in_one_line(tmp_path):
+    """As many tokens as there are positions are read; padding needs none."""
+    publish(tmp_path, "gpt2")
+    model = build("no_cot", double=False, backbone=str(tmp_path)).eval()
+    generated = partial(generate, model, max_new_tokens=5, sampling=SamplingConfig(temperature=0))
+    room = 64 - len(PREFIX) - 4  # the last token is not read again
+    assert [len(row) for row in generated([[1] * room, [1]])] == [5, 5]
+    with pytest.raises(ValueError, match="context of 65 tokens is longer than the 64") as caught:
+        generated([[1] * (room + 1), [1]])
+    assert "\n" not in str(caught.value)
+    asked = torch.ones(2, 90, dtype=torch.int64)  # a batch with much padding
+    assert model.init_cache(asked, torch.tensor([60, 3]), 1).lengths.tolist() == [60, 3]
 
 
 class Modes(L.Callback):

@@ -6,12 +6,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_models.thinking_states.backbone import causal_mask, layer_flops
 from lightning_models.thinking_states.network import chunk_flops, thought_flops
+from tests.methods import decoder
 from tests.thinking_states.cases import build, reasoning_batch
 
 
-def test_the_work_of_T_and_C_is_what_is_executed():
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "qwen3"])
+def test_the_work_of_T_and_C_is_what_is_executed(family):
     """Thoughts that are, with their ends, as long as chunks; attention is a small part of it."""
-    model = build(chunk_size=8, dim=64, num_heads=4, num_kv_heads=2, ffn_dim=96, vocab_size=500)
+    sizes = decoder(family, vocab_size=500, hidden_size=64)
+    model = build(chunk_size=8, vocab_size=500, architecture=sizes)
     batch = reasoning_batch((64,), (3,), steps=8, size=7)
     batch["step_lengths"] = torch.full((1, 8), 7)
     batch["step_places"] = torch.arange(8)[None] * 8

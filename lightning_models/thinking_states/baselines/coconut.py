@@ -79,6 +79,12 @@ class CoconutConfig(StagedConfig):
                 "false, and batch_size lower if memory is short"
             )
 
+    @property
+    def added_positions(self) -> int:
+        """Positions of the most latents, and of their two markers."""
+        trained = self.c_thought * self.max_latent_stage
+        return max(trained, self.eval_latents or 0) + 2
+
 
 # ---- rows
 

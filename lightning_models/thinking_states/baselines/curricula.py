@@ -462,7 +462,7 @@ class ICoTLM(StagedLM):
 _BACKBONE = "network.backbone."
 
 
-_BY_TOKEN = ("embed_tokens.weight", "head.weight")  # matrices with a row for each token
+_BY_TOKEN = ("embed_tokens.weight", "wte.weight", "head.weight")  # a row for each token
 
 
 def load_backbone(network: TextNetwork, config: ReasoningConfig, path: str) -> None:

@@ -1,0 +1,154 @@
+"""Families of backbones: the names that they have for their parts, their shapes and weights."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lightning_models.thinking_states.config import ReasoningConfig
+from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
+
+
+class Family(NamedTuple):
+    """Names that a family of decoders has for its modules and settings in ``transformers``.
+
+    Attributes:
+        layers: Decoder layers, in the model without its head.
+        norm: Final norm, in the same.
+        attention: Self-attention of a layer.
+        norms: Norms of a layer before attention and before the feed-forward part.
+        attention_dropout: Dropout probability on attention weights.
+    """
+
+    layers: str = "layers"
+    norm: str = "norm"
+    attention: str = "self_attn"
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    attention_dropout: str = "attention_dropout"
+
+
+FAMILIES = {
+    "gpt2": Family("h", "ln_f", "attn", ("ln_1", "ln_2"), "attn_pdrop"),
+    "llama": Family(),
+    "qwen2": Family(),
+    "qwen3": Family(),
+}
+"""Families of backbones by their ``model_type``."""
+
+
+OTHER = (
+    "a folder that save_pretrained wrote, or set HF_HOME to a cache that holds it, or set backbone "
+    "to null for random weights of the sizes given"
+)
+"""The cures of a backbone that cannot be loaded."""
+
+
+ATTENTION = "sdpa"
+"""PyTorch's own kernels, flash attention among them; the others read masks in another way."""
+
+
+_QWEN25 = {
+    "vocab_size": 151_936,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
+
+
+KNOWN: dict[str, dict[str, Any]] = {
+    "openai-community/gpt2": {"model_type": "gpt2"},  # the defaults of its configuration
+    "Qwen/Qwen2.5-0.5B": _QWEN25
+    | {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+    },
+    "Qwen/Qwen2.5-1.5B": _QWEN25
+    | {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+    },
+}
+"""Shapes of the papers' backbones, so that their size is known without their files."""
+
+
+def architecture(config: ReasoningConfig) -> Any:
+    """Returns the backbone's configuration in ``transformers``, reading it if it is not known yet.
+
+    Raises:
+        ValueError: The configuration cannot be read, is of no family of ``FAMILIES``, or has layers
+            with other attention than full self-attention.
+    """
+    from transformers import AutoConfig
+
+    name, settings, shape = config.backbone, config.architecture, None
+    named = "architecture" if name is None else f"backbone ({name})"
+    if settings is None:
+        settings = _from_sizes(config) if name is None else KNOWN.get(name)
+    if settings is None:
+        assert name is not None
+        shape = read_pretrained(AutoConfig, name, "configuration", named, other=OTHER)
+        settings = {"model_type": shape.model_type}
+    family = settings.get("model_type", "qwen2")
+    if family not in FAMILIES:
+        raise ValueError(
+            f"{named} is of the family {family}; it must be one of {', '.join(FAMILIES)}"
+        )
+    if shape is None:
+        rest = {key: value for key, value in settings.items() if key != "model_type"}
+        shape = AutoConfig.for_model(str(family), **rest)
+    attention = set(getattr(shape, "layer_types", None) or ["full_attention"])
+    if getattr(shape, "add_cross_attention", False):
+        attention.add("cross_attention")
+    if attention != {"full_attention"}:
+        raise ValueError(
+            f"{named} has layers with {', '.join(sorted(attention))}; take a model with "
+            "full_attention alone"
+        )
+    return shape
+
+
+def _from_sizes(config: ReasoningConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.padded_vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": 4 * config.dim if config.ffn_dim is None else config.ffn_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.key_value_heads,
+        "max_position_embeddings": config.block_size,
+        "tie_word_embeddings": config.tie_head,
+        "rms_norm_eps": config.norm_eps,
+        "initializer_range": config.init_std,
+        "attention_dropout": config.attention_dropout,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+    }
+
+
+def build_causal_lm(shape: Any) -> nn.Module:
+    """Returns a causal model of a shape of ``transformers``, with random float32 weights."""
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        shape, attn_implementation=ATTENTION, dtype=torch.float32
+    )
+    return model
+
+
+def load_causal_lm(config: ReasoningConfig) -> nn.Module:
+    """Returns the trained causal LM that ``config.backbone`` names, in float32.
+
+    Raises:
+        ValueError: It cannot be loaded, or lacks weights.
+    """
+    assert config.backbone is not None
+    named = f"backbone ({config.backbone})"
+    model: nn.Module = load_pretrained(
+        config.backbone, named, other=OTHER, attn_implementation=ATTENTION
+    )
+    return model
