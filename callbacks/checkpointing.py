@@ -183,6 +183,14 @@ class SaveCheckpoints(ModelCheckpoint):
         """Has ``last.ckpt`` written at the end of the optimiser step in work."""
         self._requested = True
 
+    def rank_anew(self) -> None:
+        """Ranks all checkpoints so far below the next one, e.g. in a curriculum's next stage.
+
+        Values of ``monitor`` before and after are not comparable then.
+        """
+        worst = torch.tensor(-torch.inf if self.mode == "max" else torch.inf)
+        self.best_k_models = dict.fromkeys(self.best_k_models, worst)
+
     def save_in_validation(self, trainer: L.Trainer) -> None:
         """Writes ``last.ckpt`` before the end of a validation, unless it is of this step already.
 

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
+from callbacks import SaveCheckpoints
 from lightning_models.thinking_states.baselines.curricula import StepStages
 from tests.thinking_states.questions import (
     Questions,
@@ -84,3 +87,22 @@ def test_stages_may_be_skipped_or_fractions_of_an_epoch():
     found = [stages.at(step * 0.1) for step in range(18)]
     assert found == [min(step // 4, 4) for step in range(18)]
     assert StepStages(epochs_per_stage=0.1, last=9).at(3 / 10) == 3, "0.3 / 0.1 is below 3"
+
+
+def test_the_best_checkpoint_is_one_of_the_latest_stage(tmp_path):
+    """A model that still writes its chain answers better; its value is not to be compared."""
+    accuracies = iter([0.9, 0.8, 0.2, 0.3, 0.25])  # stages 0, 0, 1, 1, 1, of one epoch each
+
+    class Accuracy(L.Callback):
+        def on_validation_epoch_end(self, trainer, model):
+            model.log("val/accuracy", next(accuracies))
+
+    save = SaveCheckpoints(str(tmp_path), monitor="val/accuracy", mode="max", save_top_k=1)
+    curriculum = {"max_latent_stage": 0, "epochs_per_stage": 2}
+    model = build("coconut", double=False, **curriculum)
+    trainer = resumable_trainer(tmp_path, Accuracy(), save, max_epochs=5, num_sanity_val_steps=0)
+    trainer.fit(model, Questions())
+    (best,) = tmp_path.glob("best-*.ckpt")
+    assert Path(save.best_model_path) == best
+    assert float(save.best_model_score) == pytest.approx(0.3)
+    assert torch.load(best, weights_only=True)["state_dict"]["progress_made"].tolist() == [3, 1]

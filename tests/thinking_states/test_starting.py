@@ -1,13 +1,16 @@
 """Trained backbones: of a published folder, and from the checkpoint of another model."""
 
+import shutil
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 
-from lightning_models import base
+from callbacks import SaveCheckpoints
+from lightning_models import base, load
 from lightning_models.checkpoint import CheckpointError
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.optim import OptimizerConfig
@@ -27,6 +30,8 @@ from tests.thinking_states.questions import (
     questions,
     resumable_trainer,
 )
+from tests.tokenizer_files import begun, byte_level, pieces
+from training import main
 
 STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}
 
@@ -63,6 +68,29 @@ def test_training_starts_with_the_backbone_of_another_model(tmp_path):
     trainer = resumable_trainer(tmp_path, max_steps=2, limit_val_batches=0)
     trainer.fit(again, Questions(), ckpt_path=str(resumed), weights_only=True)
     assert trainer.global_step == 2
+
+
+def test_training_may_start_with_the_best_checkpoint_of_a_run(tmp_path):
+    accuracies = iter([0.3, 0.4, 0.2])
+
+    class Accuracy(L.Callback):
+        def on_validation_epoch_end(self, trainer, model):
+            model.log("val/accuracy", next(accuracies))
+
+    save = SaveCheckpoints(str(tmp_path / "checkpoints"), monitor="val/accuracy", mode="max")
+    teacher = build("cot", double=False)
+    trainer = resumable_trainer(tmp_path, Accuracy(), save, max_epochs=3, num_sanity_val_steps=0)
+    trainer.fit(teacher, Questions())
+    student, key = build("coconut", double=False), "model.layers.0.mlp.up_proj.weight"
+    found = []
+    for which in ("last", "best"):
+        load_backbone(student.network, student.config, str(tmp_path), which)
+        found.append(student.network.backbone.state_dict()[key].clone())
+    assert torch.equal(found[0], teacher.network.backbone.state_dict()[key])
+    best = torch.load(save.best_model_path, weights_only=True)
+    assert best["global_step"] == 8
+    assert torch.equal(found[1], best["state_dict"][f"network.backbone.{key}"])
+    assert not torch.equal(*found)
 
 
 @pytest.mark.parametrize(
@@ -275,3 +303,61 @@ def test_training_after_a_validation_drops_and_resumes_exactly(name, published, 
     assert modes.training == [{True}] * 2
     for key, value in whole.items():
         assert torch.equal(resumed[key], value), key
+
+
+# ---- the published recipes, by the command line
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "thinking_states"
+SHORT = [
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+    "--trainer.max_steps=2",
+    "--trainer.accumulate_grad_batches=1",
+    "--trainer.val_check_interval=2",
+    "--trainer.num_sanity_val_steps=0",
+    "--samples.max_new_tokens=4",
+    "--model.config.special_rows_from=7",
+    "--model.config.max_chain_tokens=16",
+    "--data.val_fraction=0.2",
+    "--data.test_fraction=0.2",
+    "--data.block_size=200",
+    "--data.batch_size=2",
+]
+
+
+def publish_with_tokenizer(folder, family):
+    """Writes a model and a tokenizer of its kind, Llama's with BOS before every text."""
+    from transformers import PreTrainedTokenizerFast
+
+    if family == "llama":
+        inner, special = begun(pieces(), "<s>"), {"bos_token": "<s>", "eos_token": "</s>"}
+    else:
+        inner, special = byte_level("<|endoftext|>"), {"eos_token": "<|endoftext|>"}
+    eos = inner.token_to_id(special["eos_token"])
+    sizes = {"vocab_size": inner.get_vocab_size(), "eos_token_id": eos, "attention_dropout": 0.0}
+    publish(folder, family, max_position_embeddings=256, **sizes)
+    PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "recipes"),
+    [("gpt2", ["cot", "coconut"]), ("llama", ["icot"]), ("qwen3", ["cot"])],
+)
+def test_published_recipes_train_on_a_folder_with_its_tokenizer(family, recipes, tmp_path):
+    """Coconut starts from the best checkpoint of the run before, as its public code does."""
+    folder, problems = tmp_path / "published", tmp_path / "problems.txt"
+    publish_with_tokenizer(folder, family)
+    problems.write_text("Anna has 2 + 3 pears. How many?||<<2+3=5>> #### 5\n" * 12)
+    common = [f"--model.config.backbone={folder}", f"--data.tokenizer={folder}", *SHORT]
+    common += [f"--data.data_files={problems}", f"--data.cache_dir={tmp_path / 'cache'}"]
+    for before, recipe in pairwise([None, *recipes]):
+        config, run = CONFIGS / f"{recipe}_gpt2_gsm8k.yaml", tmp_path / recipe
+        start = [] if before is None else [f"--model.config.start_from={tmp_path / before}"]
+        options = [f"--config={config}", *common, *start, f"--trainer.default_root_dir={run}"]
+        assert main(["fit", *options]) == 0
+        assert len(list(run.rglob("best-*.ckpt"))) == 1  # ranked by right answers
+    shutil.rmtree(folder)  # the checkpoint holds all that is needed
+    best = load(tmp_path / recipes[-1], which="best")
+    assert best.model.network.backbone.shape.model_type == family
+    asked = "Anna has 2 + 3 pears. How many?"
+    assert isinstance(best.generate(asked, max_new_tokens=5, temperature=0.0), str)

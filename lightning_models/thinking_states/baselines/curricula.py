@@ -209,6 +209,9 @@ class StagedConfig(ChainConfig):
     start_from: str | None = None
     """Checkpoint, or folder of a run, of a model on the same data whose backbone training starts
     with, e.g. of a CoTLM; not read where a run is resumed."""
+    start_which: Literal["last", "best"] = "last"
+    """Checkpoint of a run in ``start_from``: its furthest, or its best by ``checkpoint.monitor``
+    (as Coconut's public code starts from the CoT model of best validation accuracy)."""
     uniform_prob: float = 0.0
     """Probability that a row is shown at a stage drawn from 0 to its number of steps (0.3 in the
     authors' analysis)."""
@@ -304,14 +307,19 @@ class StagedLM(TextLM):
         """
         super().on_fit_start()
         if self.config.start_from is not None and self.trainer.ckpt_path is None:
-            load_backbone(self.network, self.config, self.config.start_from)
+            path, which = self.config.start_from, self.config.start_which
+            load_backbone(self.network, self.config, path, which)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Updates the stage, and resets the optimiser where ``reset`` is set so.
+        """Updates the stage, resets the optimiser as ``reset`` says, and ranks checkpoints anew.
 
-        Both depend on the epochs before the batch, equal on all ranks, and on the latest values,
-        which the checkpoint holds. A reset in the middle of an optimiser step equals one at its
-        beginning: moments are first read when all its gradients are complete.
+        Both changes depend on the epochs before the batch, equal on all ranks, and on the latest
+        values, which the checkpoint holds. A reset in the middle of an optimiser step equals one at
+        its beginning: moments are first read when all its gradients are complete.
+
+        NOTE(paper): the best checkpoint is one of the latest stage. iCoT's public code forgets the
+        best as long as there is a chain, and Coconut's advises to keep all, because a model that
+        still writes a chain answers better than one that no longer does.
 
         Raises:
             ValueError: if the batch has no ``epochs``.
@@ -328,6 +336,10 @@ class StagedLM(TextLM):
         if watched is not None and before[watched] != now[watched]:
             for optimizer in self.trainer.optimizers:
                 optimizer.state.clear()
+        if before[1] != now[1]:
+            for callback in self.trainer.checkpoint_callbacks:
+                if hasattr(callback, "rank_anew"):
+                    callback.rank_anew()
         if before != now:
             self.progress_made.copy_(torch.tensor(now))
             self._reached = now
@@ -465,7 +477,12 @@ _BACKBONE = "network.backbone."
 _BY_TOKEN = ("embed_tokens.weight", "wte.weight", "head.weight")  # a row for each token
 
 
-def load_backbone(network: TextNetwork, config: ReasoningConfig, path: str) -> None:
+def load_backbone(
+    network: TextNetwork,
+    config: ReasoningConfig,
+    path: str,
+    which: Literal["last", "best"] = "last",
+) -> None:
     """Copies a checkpoint's backbone into the network's.
 
     Rows of embedding and head are copied as far as the tokenizer goes; those of the tokens that the
@@ -475,6 +492,7 @@ def load_backbone(network: TextNetwork, config: ReasoningConfig, path: str) -> N
         network: changed in place.
         config: of the network's method.
         path: of a checkpoint, or of a run.
+        which: of a run, its furthest checkpoint or its best.
 
     Raises:
         CheckpointError: if it cannot be read, or its backbone is of another shape.
@@ -486,7 +504,7 @@ def load_backbone(network: TextNetwork, config: ReasoningConfig, path: str) -> N
     )
 
     whole = StateDictOptions(full_state_dict=True)  # of parameters that are sharded, too
-    saved: Any = read_checkpoint(path).content["state_dict"]
+    saved: Any = read_checkpoint(path, which).content["state_dict"]
     own: Any = get_model_state_dict(network.backbone, options=whole)
     strange = [key for key, value in own.items() if not _fits(key, value, saved, config.vocab_size)]
     theirs = [key.removeprefix(_BACKBONE) for key in saved if key.startswith(_BACKBONE)]
