@@ -15,34 +15,11 @@ from lightning_models.thought_gestalt.packing import Packing, pack
 # ---- working memory of rows that write and forget at their own pace
 
 
-class Shelf:
-    """The latest M vectors of every row, (B, M, D), each row's oldest first."""
-
-    def __init__(self, batch: int, size: int) -> None:
-        self.batch, self.size = batch, size
-        self.entries: Tensor | None = None
-
-    def push(self, rows: Tensor, counts: Tensor, new: Tensor) -> None:
-        """Adds ``new`` (R, D) to ``rows`` (R,), which hold ``counts`` (R,); full rows lose one."""
-        if self.entries is None:
-            self.entries = new.new_zeros(self.batch, self.size, new.shape[1])
-        own, full = self.entries[rows], counts == self.size
-        own = torch.where(full[:, None, None], own.roll(-1, dims=1), own)
-        slot = counts.clamp(max=self.size - 1)[:, None, None].expand(-1, 1, own.shape[2])
-        self.entries[rows] = own.scatter(1, slot, new[:, None])
-
-    def select(self, rows: Tensor) -> None:
-        """Keeps only ``rows`` (int64 indices)."""
-        self.batch = len(rows)
-        if self.entries is not None:
-            self.entries = self.entries[rows]
-
-
 class RowMemory:
-    """The working memory of rows that write, and forget, at their own pace.
+    """The latest M sentence vectors of rows that write, and forget, at their own pace.
 
-    As in ``SentenceMemory``, each reader keeps its own projection of every sentence, to which the
-    positions are added when it is read.
+    As in ``SentenceMemory``, each reader keeps its projection of every sentence, to which the
+    positions are added when it is read. A row's oldest sentence comes first.
 
     Args:
         readers: the layers that read.
@@ -51,22 +28,26 @@ class RowMemory:
     """
 
     def __init__(self, readers: Sequence[MemoryAttention], positions: Tensor, batch: int) -> None:
-        size = len(positions)
-        self._readers = readers
+        self._readers, self._size = readers, len(positions)
         self._position_keys = [reader.project_positions(positions) for reader in readers]
-        self._vectors = Shelf(batch, size)
-        self._shelves = [(Shelf(batch, size), Shelf(batch, size)) for _ in readers]
+        # vectors, then keys and values of each reader, (B, M, D) each; the first ones set the dtype
+        self._entries: list[Tensor] = []
         self.counts = torch.zeros(batch, dtype=torch.int64, device=positions.device)
         """int64 (B,): sentences that each row remembers."""
 
     def write(self, rows: Tensor, sentences: Tensor) -> None:
         """Adds a sentence vector (R, D) to each of ``rows`` (R,)."""
+        projected = (part for reader in self._readers for part in reader.project(sentences))
+        new, shape = [sentences, *projected], (len(self.counts), self._size)
+        if not self._entries:
+            self._entries = [vectors.new_zeros(*shape, vectors.shape[1]) for vectors in new]
         counts = self.counts[rows]
-        self._vectors.push(rows, counts, sentences)
-        for reader, shelves in zip(self._readers, self._shelves, strict=True):
-            for shelf, new in zip(shelves, reader.project(sentences), strict=True):
-                shelf.push(rows, counts, new)
-        self.counts[rows] = (counts + 1).clamp(max=self._vectors.size)
+        full = (counts == self._size)[:, None, None]  # such a row loses its oldest
+        slot = counts.clamp(max=self._size - 1)[:, None, None]  # (R, 1, 1)
+        for entries, vectors in zip(self._entries, new, strict=True):
+            own = torch.where(full, entries[rows].roll(-1, dims=1), entries[rows])  # (R, M, D)
+            entries[rows] = own.scatter(1, slot.expand(-1, 1, own.shape[2]), vectors[:, None])
+        self.counts[rows] = (counts + 1).clamp(max=self._size)
 
     def forget(self, rows: Tensor) -> None:
         """Empties the memory of the rows in ``rows``, bool (B,)."""
@@ -77,9 +58,9 @@ class RowMemory:
 
         None if no row has ever written.
         """
-        keys, values = (shelf.entries for shelf in self._shelves[reader])
-        if keys is None or values is None:
+        if not self._entries:
             return None
+        keys, values = self._entries[1 + 2 * reader : 3 + 2 * reader]
         slots = torch.arange(keys.shape[1], device=keys.device)
         positions = self._position_keys[reader].to(keys.dtype)
         return keys + positions, values, slots < self.counts[:, None]
@@ -89,21 +70,19 @@ class RowMemory:
 
         Rows that remember nothing have anything there.
         """
-        vectors = self._vectors.entries
-        if vectors is None:
+        if not self._entries:
             return None
-        return vectors[torch.arange(len(vectors), device=vectors.device), self.counts - 1]
+        rows = torch.arange(len(self.counts), device=self.counts.device)
+        return self._entries[0][rows, self.counts - 1]
 
     def vectors(self, rows: Tensor) -> Tensor:
         """Returns the vectors (R, W, D) of ``rows`` (R,); W is the largest of their counts."""
-        assert self._vectors.entries is not None
-        return self._vectors.entries[rows, : int(self.counts[rows].max())]
+        return self._entries[0][rows, : int(self.counts[rows].max())]
 
     def select(self, rows: Tensor) -> None:
         """Keeps only ``rows`` (int64 indices)."""
         self.counts = self.counts[rows]
-        for shelf in (self._vectors, *(shelf for pair in self._shelves for shelf in pair)):
-            shelf.select(rows)
+        self._entries = [entries[rows] for entries in self._entries]
 
 
 # ---- which slot of which sentence comes next

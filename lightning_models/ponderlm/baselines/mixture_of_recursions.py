@@ -213,7 +213,10 @@ class MoRNetwork(RepeatedNetwork):
         streams = [x]
         for number in range(self.config.thinking_steps):
             logit = self.route(x, number)
-            choice = self.choose(logit, chosen, valid, number, routing)
+            quotas = None
+            if routing == "topk":
+                quotas = quotas_of(self.config.capacities[number], valid.sum(dim=1))
+            choice = choose(logit, chosen, quotas, everyone=self.config.everyone(number))
             chosen, executed = choice.chosen, executed + choice.chosen
             loss, decisions = loss + choice.router_loss, decisions + choice.decisions
             x = self.recurse(x, logit, chosen, positions, number, routing, cache)
@@ -232,15 +235,6 @@ class MoRNetwork(RepeatedNetwork):
         with torch.autocast(x.device.type, enabled=False):
             logit = F.linear(x.to(wide), router.weight.to(wide), router.bias.to(wide))
         return logit[..., 0]
-
-    def choose(
-        self, logit: Tensor, candidates: Tensor, valid: Tensor, number: int, routing: Routing
-    ) -> RecursionChoice:
-        """Returns who takes extra recursion ``number``; see ``choose``."""
-        quotas = None
-        if routing == "topk":
-            quotas = quotas_of(self.config.capacities[number], valid.sum(dim=1))
-        return choose(logit, candidates, quotas, everyone=self.config.everyone(number))
 
     def recurse(
         self,
