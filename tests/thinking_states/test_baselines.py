@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.methods import decoder
 from tests.thinking_states.questions import (
     EOS,
     PREFIX,
@@ -13,6 +14,13 @@ from tests.thinking_states.questions import (
 )
 
 STAGES = {"max_latent_stage": 2, "epochs_per_stage": 1}
+
+
+def on(family):
+    sizes = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "initializer_range": 0.25}
+    return {"architecture": decoder(family, **sizes)}
+
+
 VARIANTS = {
     "no_cot": ("no_cot", {}),
     "no_cot_query": ("no_cot", {"lm_on_query": True}),
@@ -25,6 +33,10 @@ VARIANTS = {
     "coconut": ("coconut", {"first_stage": 2, "uniform_prob": 0.5, **STAGES}),
     "coconut_last": ("coconut", {"first_stage": 3, "pad_latent_to_max": False, **STAGES}),
     "coconut_query": ("coconut", {"first_stage": 3, "lm_on_query": True, **STAGES}),
+    "coconut_gpt2": ("coconut", {"first_stage": 2, **STAGES, **on("gpt2")}),
+    "cot_gpt2": ("cot", {"max_chain_tokens": 12, **on("gpt2")}),
+    "icot_llama": ("icot", {"removal": "steps", "first_stage": 1, **STAGES, **on("llama")}),
+    "no_cot_qwen3": ("no_cot", on("qwen3")),
 }
 
 

@@ -152,7 +152,7 @@ class TextLayout:
 
 @dataclass(frozen=True)
 class ChainLayout(TextLayout):
-    """Query, chain, answer prefix, answer: a chain of thought, which is learned with its end.
+    """Query, chain, answer prefix, answer: a whole chain of thought, learned with its end.
 
     Raises:
         ValueError: if there is no answer prefix: chains would have no end.
@@ -165,6 +165,10 @@ class ChainLayout(TextLayout):
                 "answer_prefix () ends a chain of thought, so it must not be empty; train with "
                 "reasoning data, which have one (data.answer_prefix), or set it to token ids"
             )
+
+    def chain(self, batch: Batch, stage: int) -> tuple[Segment, Tensor]:
+        chain = chain_of(batch, self.step_separator)
+        return chain, chain[1] >= 0  # all rows learn where theirs ends
 
 
 # ---- networks and decoding
@@ -503,16 +507,6 @@ class CoTConfig(ChainConfig):
     """
 
 
-@dataclass(frozen=True)
-class WholeChain(ChainLayout):
-    """Every step of the reasoning."""
-
-    def chain(self, batch: Batch, stage: int) -> tuple[Segment, Tensor]:
-        """Returns the whole chains; all rows learn where theirs ends."""
-        chain = chain_of(batch, self.step_separator)
-        return chain, chain[1] >= 0
-
-
 class CoTLM(TextLM):
     """Chain of thought (Wei et al., 2022), fine-tuned: the slow and strong baseline.
 
@@ -537,10 +531,10 @@ class CoTLM(TextLM):
         super().__init__(config, optimizer, compile)
 
     @property
-    def layout(self) -> WholeChain:
+    def layout(self) -> ChainLayout:
         """Query, chain, prefix, answer."""
         config = self.config
-        return WholeChain(config.answer_prefix, config.step_separator, config.lm_on_query)
+        return ChainLayout(config.answer_prefix, config.step_separator, config.lm_on_query)
 
     @property
     def writes_chain(self) -> bool:
