@@ -15,6 +15,7 @@ import paper_commands
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EarlyStopping
 from omegaconf import OmegaConf
 from training_parser import parse_training, training_parser
 
@@ -145,6 +146,24 @@ def test_what_the_paper_ran_by_coconuts_code_has_its_optimiser(file):
     assert {key: optimizer[key] for key in CODE} == CODE
     assert "gradient_clip_val" not in content.trainer
     assert number(content, "trainer.max_epochs") <= 25
+
+
+STATE_TRACKING = [file for file in FILES if re.search("0.5b_(parity|vars)", file)]
+
+
+@pytest.mark.parametrize("file", STATE_TRACKING)
+def test_state_tracking_is_trained_until_all_answers_are_right(file):
+    """Thinking States, Table 1: 100 % in distribution; stages of iCoT and Coconut take their time."""
+    rules = [
+        EarlyStopping(**callback.init_args)
+        for callback in settings_of(("-c", file)).trainer.callbacks
+        if callback.class_path.endswith("EarlyStopping")
+    ]
+    assert len(rules) == (not re.search("icot|coconut", file))
+    for rule in rules:
+        assert rule.monitor == "val/accuracy"
+        for accuracy, ends in ((0.0, False), (0.999, False), (1.0, True)):
+            assert rule._evaluate_stopping_criteria(torch.tensor(accuracy))[0] is ends
 
 
 # ---- validation
