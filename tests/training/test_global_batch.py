@@ -179,7 +179,7 @@ def state_of(root):
 def test_a_run_has_the_same_losses_on_any_devices_also_where_it_changes_them(
     text_file, data_cache, tmp_path, kind, first, then
 ):
-    """One process for four steps; two steps on some devices, and two more on others."""
+    """Two steps on some devices, and two more on others; and all on one, which stops, too."""
     options, (all_at_once, less) = kinds(text_file, data_cache)[kind]
 
     def fit(name, devices, steps, *more):
@@ -194,17 +194,17 @@ def test_a_run_has_the_same_losses_on_any_devices_also_where_it_changes_them(
         _, error = process.communicate(timeout=500)
         assert process.returncode == 0, error
 
-    fit("whole", 1, 4, all_at_once)
+    fit("whole", 1, 2, all_at_once)
+    fit("whole", 1, 4, all_at_once, "--ckpt_path=last")
     fit("changed", first, 2, all_at_once)
     fit("changed", then, 4, less, "--ckpt_path=last")
     whole, changed = (state_of(tmp_path / name) for name in ("whole", "changed"))
     assert whole["global_step"] == changed["global_step"] == 4
     assert whole["train/tokens"] == changed["train/tokens"]
     assert whole.get("sentence_steps") == changed.get("sentence_steps")
+    # Adam's epsilon of 1e-8 makes 1e-11 of a rounding error of 1e-16 in a gradient near 0
     for key, weight in whole["state_dict"].items():
-        torch.testing.assert_close(
-            changed["state_dict"][key], weight, rtol=1e-11, atol=1e-12, msg=key
-        )
+        torch.testing.assert_close(changed["state_dict"][key], weight, rtol=1e-11, atol=1e-10)
     losses = [
         [float(row["train/loss"]) for row in csv.DictReader(file.open()) if row["train/loss"]]
         for name in ("whole", "changed")
