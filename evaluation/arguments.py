@@ -28,7 +28,14 @@ from evaluation.load import (
 )
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which, read_checkpoint
-from lightning_models.recipe import PACKAGES_HELP, import_packages, import_public_classes
+from lightning_models.recipe import (
+    PACKAGES_HELP,
+    class_options,
+    complete,
+    import_packages,
+    import_public_classes,
+    lay_over,
+)
 from lightning_models.runtime import CUDNN_ATTENTION_HELP
 
 _Config = TypeVar("_Config")
@@ -208,17 +215,17 @@ def _parse_data(words: Sequence[str], trained: Recipe | None, split: Split) -> R
     import_public_classes("datamodules")  # the parser knows the short names of imported classes
     parser = ExactParser(exit_on_error=False)
     parser.add_subclass_arguments(LanguageDataModule, "data")
-    if trained is not None:
-        parser.set_defaults({"data": trained})
-    typed = parser.parse_args(words).data
-    if trained is None or typed is None:
-        return trained if typed is None else typed.as_dict()
-    parser.set_defaults({"data": _default_recipe(trained, typed.as_dict(), split)})
-    recipe: Recipe = parser.parse_args(words).data.as_dict()
-    return recipe
+    if trained is None:
+        chosen = parser.parse_args(words).data
+        return None if chosen is None else chosen.as_dict()
+    typed = parser.parse_args([*class_options(trained, "data"), *words], defaults=False).data
+    if typed is None:
+        return trained
+    recipe = _default_recipe(trained, typed, split)
+    return complete(lay_over(recipe, typed.items(), parser), "data")
 
 
-def _default_recipe(trained: Recipe, typed: Recipe, split: Split) -> Recipe:
+def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
     """Returns the part of the checkpoint's recipe that the typed options are laid over.
 
     Another class begins with its own defaults, and takes over only how text is read. Where text
@@ -227,36 +234,29 @@ def _default_recipe(trained: Recipe, typed: Recipe, split: Split) -> Recipe:
 
     Args:
         trained: Recipe of the checkpoint's data, or of the corpus that they are made of.
-        typed: The same with the typed options.
+        typed: The same with the typed options alone.
         split: The documents to read.
     """
-    arguments, options = trained.get("init_args", {}), typed.get("init_args", {})
+    arguments = trained.get("init_args", {})
     inner = arguments.get("corpus")
     nested = isinstance(inner, Mapping) and "class_path" in inner
-    if _class_name(typed) != _class_name(trained):
+    if typed.class_path.rpartition(".")[2] != trained["class_path"].rpartition(".")[2]:
         of_corpus = carried(inner.get("init_args", {})) if nested else {}
         # a model writes steps with the separator of its training
-        kept = {**of_corpus, **carried(arguments, "step_separator")}
-        kept = {key: value for key, value in kept.items() if key in options}
+        arguments = {**of_corpus, **carried(arguments, "step_separator")}
     elif nested:
-        kept = {**arguments, "corpus": _default_recipe(inner, options["corpus"], split)}
-    elif _names_files_to_score(trained, options, split):
-        kept = {key: value for key, value in arguments.items() if key not in FILE_KEYS.values()}
-    else:
-        kept = arguments
-    return {"class_path": typed["class_path"], "init_args": kept}
-
-
-def _class_name(recipe: Recipe) -> str:
-    return str(recipe["class_path"]).rpartition(".")[2]
-
-
-def _names_files_to_score(trained: Recipe, typed: Mapping[str, Any], split: Split) -> bool:
-    """Whether text files to score are typed, and none to train on."""
-    if trained["class_path"] != public_path(LocalText):
-        return False
-    changed = {key for key in FILE_KEYS.values() if typed[key] != trained["init_args"].get(key)}
-    return FILE_KEYS[split] in changed and FILE_KEYS["train"] not in changed
+        arguments = {
+            **arguments,
+            "corpus": _default_recipe(inner, typed.init_args.corpus, split),
+        }
+    elif trained["class_path"] == public_path(LocalText):
+        given = typed.get("init_args", Namespace())
+        files = {
+            key for key in FILE_KEYS.values() if key in given and given[key] != arguments.get(key)
+        }
+        if FILE_KEYS[split] in files and FILE_KEYS["train"] not in files:
+            arguments = {key: v for key, v in arguments.items() if key not in FILE_KEYS.values()}
+    return {"class_path": trained["class_path"], "init_args": arguments}
 
 
 # ---- what the options name

@@ -33,7 +33,7 @@ from lightning_models.memory import (
     host_memory,
     weights_size,
 )
-from lightning_models.recipe import resolve_class
+from lightning_models.recipe import build, resolve_class
 
 # ---- model
 
@@ -96,9 +96,9 @@ def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) 
                 "it is misspelt, or the checkpoint comes from another version"
             )
     try:
-        model: LanguageModel = kind(**arguments)
+        model: LanguageModel = build({**recipe, "init_args": arguments}, LanguageModel)
         check_layers(dataclasses.asdict(model.config), "model.config.")
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(
             f"{checkpoint.path}: cannot rebuild {kind.__name__}: {error}"
         ) from error
@@ -173,12 +173,8 @@ def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> Language
             "their tokenizer with --data.tokenizer"
         )
     kind = resolve_class(recipe["class_path"], LanguageDataModule)
-    try:
-        data: LanguageDataModule = kind(
-            **_with_tokenizer(kind, recipe["init_args"], checkpoint.data_state)
-        )
-    except TypeError as error:
-        raise ValueError(f"cannot build {recipe['class_path']}: {error}") from error
+    arguments = _with_tokenizer(kind, recipe["init_args"], checkpoint.data_state)
+    data: LanguageDataModule = build({**recipe, "init_args": arguments}, LanguageDataModule)
     return data
 
 

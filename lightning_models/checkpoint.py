@@ -22,7 +22,7 @@ import torch
 
 from lightning_models import shards
 from lightning_models.memory import host_memory, weights_size
-from lightning_models.recipe import check_arguments, check_recipe, plain, public_path, resolve_class
+from lightning_models.recipe import complete, complete_arguments, plain, public_path, resolve_class
 
 Recipe = dict[str, Any]
 """``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
@@ -122,7 +122,8 @@ class Checkpoint:
         Raises:
             CheckpointError: if they name what they must not, or are of another version.
         """
-        return self._checked("model")
+        self.complete("model")
+        return dict(self.content["recipe"]["model"])
 
     @property
     def data_recipe(self) -> Recipe | None:
@@ -131,15 +132,19 @@ class Checkpoint:
         Raises:
             CheckpointError: see ``model_recipe``.
         """
-        return None if self.content["recipe"].get("data") is None else self._checked("data")
+        return None if self.complete("data") is None else dict(self.content["recipe"]["data"])
 
-    def _checked(self, role: Literal["model", "data"]) -> Recipe:
-        recipe: Recipe = dict(self.content["recipe"][role])
+    def complete(self, role: Literal["model", "data"]) -> Recipe | None:
+        """Returns the recipe of model or data with all defaults; None if there is none.
+
+        Raises:
+            CheckpointError: see ``model_recipe``.
+        """
+        recipe = self.content["recipe"].get(role)
         try:
-            check_recipe(recipe, role)
+            return None if recipe is None else complete(recipe, role)
         except ValueError as error:
             raise CheckpointError(f"{self.path} is refused: {error}") from error
-        return recipe
 
     @property
     def data_state(self) -> Mapping[str, Any]:
@@ -667,7 +672,7 @@ class RestoresItself:
         checkpoint = read_checkpoint(checkpoint_path)
         arguments = checkpoint.content["recipe"]["model"]["init_args"]
         try:
-            check_arguments(arguments, cls, "model.init_args")
+            complete_arguments(arguments, cls, "model.init_args")
         except ValueError as error:
             raise CheckpointError(f"{checkpoint.path} is refused: {error}") from error
         build: Any = cls

@@ -1,18 +1,21 @@
 """Recipes: the plain values that rebuild an object, what they may name, and the way back.
 
-A checkpoint's recipe is data from somebody else. One rule holds whoever reads it: classes are
-looked up in this project's packages and in those that the user has named (`import_packages`),
-before anything else is imported; every other value must have the type that its parameter declares,
-so that no string is ever taken for the name, the YAML or the file of a class.
+A checkpoint's recipe is data from somebody else. No parser of a command line ever sees its values:
+they are checked against the types that constructors declare, and typed options are laid over them.
+Classes are looked up in this project's packages and in those that the user has named
+(`import_packages`), and in no other.
 """
 
+import contextlib
+import copy
 import dataclasses
 import importlib
 import inspect
 import os
+import reprlib
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 BASES = {"model": "lightning_models.LanguageModel", "data": "datamodules.LanguageDataModule"}
@@ -22,8 +25,6 @@ PACKAGES_HELP = (
     "Packages to import first, where the model or the data are classes of your own. What a "
     "checkpoint names is looked up in this project and in these; everything else is refused."
 )
-_STRUCTURED = ("class_path", "{", "\\")
-"""Without one of these, text is no YAML or JSON that names a class, escaped or interpolated."""
 _trusted: set[str] = set(OWN_PACKAGES)
 
 
@@ -106,6 +107,11 @@ class ExactOptions:
         of_parser: Any = super().__init__
         of_parser(*args, allow_abbrev=allow_abbrev, **kwargs)
 
+    def arguments_of(self, kind: type) -> set[str]:
+        """Returns the names of the arguments that options can give to a class."""
+        parser: Any = type(self)()
+        return {name.split(".")[1] for name in parser.add_class_arguments(kind, "of")}
+
 
 def prints_descriptions(argv: Sequence[str]) -> bool:
     """Whether a command line asks for what fields are: for help, or for a config with comments.
@@ -159,95 +165,107 @@ def _import(module_path: str) -> Any:
 # ---- recipes of checkpoints
 
 
-def check_recipe(recipe: Mapping[str, Any], role: Literal["model", "data"]) -> None:
-    """Checks a recipe before anything is built, or handed to a parser that would import for it.
+def complete(recipe: Any, role: Literal["model", "data"]) -> dict[str, Any]:
+    """Returns a checked recipe, its dataclasses with the defaults of fields that it leaves out.
 
     Args:
         recipe: ``class_path`` and ``init_args``.
-        role: the entry of ``BASES`` that it rebuilds.
+        role: The entry of ``BASES`` that it rebuilds.
 
     Raises:
-        ValueError: if a class is refused (`resolve_class`), or a value is not of the type that its
+        ValueError: If a class is refused (`resolve_class`), or a value is not of the type that its
             parameter declares; the message names the key.
     """
     package, _, name = BASES[role].rpartition(".")
-    try:
-        _check_class_paths(recipe, role)
-        _check_built(recipe, getattr(importlib.import_module(package), name), role)
-    except RecursionError:
-        raise ValueError(f"{role} is nested too deeply; no recipe of this project is") from None
+    return _object(recipe, getattr(importlib.import_module(package), name), role)
 
 
-def check_arguments(arguments: Any, kind: type, key: str) -> None:
-    """Checks plain init arguments of a class that the caller has chosen.
+def build(recipe: Mapping[str, Any], base: type) -> Any:
+    """Builds the object of a recipe that `complete` has checked.
 
     Raises:
-        ValueError: see ``check_recipe``.
+        ValueError: If its class is refused, or refuses the arguments.
     """
+    kind = resolve_class(recipe["class_path"], base)
     try:
-        _check_class_paths(arguments, key)
-        if not isinstance(arguments, Mapping):
-            raise _refused(key, arguments, "a mapping")
-        _check_fields(arguments, _init_hints(kind), key, kind.__name__)
-    except RecursionError:
-        raise ValueError(f"{key} is nested too deeply; no recipe of this project is") from None
+        return kind(**recipe["init_args"])
+    except TypeError as error:
+        raise ValueError(f"cannot build {recipe['class_path']}: {error}") from error
 
 
-def _check_class_paths(value: Any, key: str) -> None:
-    for place, class_path in _class_paths(value, key):
-        try:
-            resolve_class(class_path, object)
-        except ValueError as error:
-            raise ValueError(f"{place} is refused: {error}") from error
+def class_options(recipe: Mapping[str, Any], key: str) -> list[str]:
+    """Returns what a parser may see of a checked recipe: options that name its objects' classes."""
+    arguments = recipe.get("init_args", {})
+    kind = resolve_class(recipe["class_path"], object)
+    options = [f"--{key}={public_path(kind)}"]
+    for name, hint in _hints(kind).items():
+        if _is_recipe_of(hint, arguments.get(name)):
+            options += class_options(arguments[name], f"{key}.{name}")
+    return options
 
 
-def _class_paths(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields all class paths within nested values, with their keys."""
-    if isinstance(value, Mapping):
-        if "class_path" in value:
-            yield f"{key}.class_path", value["class_path"]
-        for name, item in value.items():
-            yield from _class_paths(item, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _class_paths(item, f"{key}[{index}]")
+def lay_over(
+    recipe: Mapping[str, Any], typed: Iterable[tuple[str, Any]], parser: ExactOptions
+) -> dict[str, Any]:
+    """Returns a recipe with other values; another class keeps the arguments that it takes, too.
+
+    Args:
+        recipe: Not changed.
+        typed: Dotted keys such as ``init_args.corpus.class_path``, and plain values; the class of
+            an object comes before its arguments.
+        parser: Knows what options another class takes.
+    """
+    result = copy.deepcopy(dict(recipe))
+    for key, value in typed:
+        *parents, last = key.split(".")
+        if last == "__path__":  # the parser's note of the file that was typed
+            continue
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        if last == "class_path" and value != node.get("class_path"):
+            kind, arguments = resolve_class(value, object), node.get("init_args", {})
+            names = parser.arguments_of(kind) & arguments.keys()
+            node["init_args"] = {n: arguments[n] for n in names if _fits(arguments[n], kind, n)}
+        node[last] = value
+    return result
 
 
-def _check_built(recipe: Any, base: type, key: str) -> None:
-    """Checks the recipe of an object of type ``base``."""
+def _fits(value: Any, kind: type, name: str) -> bool:
+    try:
+        complete_arguments({name: value}, kind, name)
+    except ValueError:
+        return False
+    return True
+
+
+def complete_arguments(arguments: Any, kind: type, key: str) -> dict[str, Any]:
+    """Returns plain init arguments of a class, or fields of a dataclass, see `complete`."""
+    hints = _hints(kind)
+    if not isinstance(arguments, Mapping):
+        raise _refused(key, arguments, "a mapping")
+    unknown = [f"{key}.{name}" for name in arguments if name not in hints]
+    if unknown:
+        raise ValueError(
+            f"{kind.__name__} has no option {', '.join(unknown)}; the checkpoint is of another "
+            "version of it, or the option is misspelt"
+        )
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    given = {name: _value(value, hints[name], f"{key}.{name}") for name, value in arguments.items()}
+    return {**defaults, **given}
+
+
+def _object(recipe: Any, base: type, key: str) -> dict[str, Any]:
+    """Returns the recipe of an object of type ``base``, see `complete`."""
     if not isinstance(recipe, Mapping) or set(recipe) - {"class_path", "init_args"}:
         raise _refused(key, recipe, "a mapping of class_path and init_args")
     kind = resolve_class(recipe.get("class_path"), base)
-    check_arguments(recipe.get("init_args", {}), kind, f"{key}.init_args")
+    arguments = complete_arguments(recipe.get("init_args", {}), kind, f"{key}.init_args")
+    return {"class_path": public_path(kind), "init_args": arguments}
 
 
-def _check_fields(
-    values: Mapping[str, Any], hints: Mapping[str, Any], key: str, owner: str
-) -> None:
-    """Checks named values; a parser would split a name at its dots, and reach what is below."""
-    unknown = [f"{key}.{name}" for name in values if name not in hints]
-    if unknown:
-        raise ValueError(
-            f"{owner} has no option {', '.join(unknown)}; the checkpoint is of another version of "
-            "it, or the option is misspelt"
-        )
-    for name, value in values.items():
-        _check_value(value, hints[name], f"{key}.{name}")
-
-
-def _check_items(values: Any, hint: Any, key: str) -> None:
-    """Checks the values of a mapping whose names are free, but for dots in them."""
-    if not isinstance(values, Mapping) or not all(_is_plain_key(name) for name in values):
-        raise _refused(key, values, "a mapping with plain names")
-    for name, value in values.items():
-        _check_value(value, hint, f"{key}.{name}")
-
-
-def _is_plain_key(name: Any) -> bool:
-    return isinstance(name, int) or (isinstance(name, str) and name != "" and "." not in name)
-
-
-def _init_hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     """Returns the types of what ``kind(...)`` takes, following ``**kwargs`` to the base classes.
 
     Names that no ``__init__`` declares are none of its options, whatever takes ``**kwargs``.
@@ -267,85 +285,50 @@ def _init_hints(kind: type) -> dict[str, Any]:
     return hints
 
 
-def _check_value(value: Any, hint: Any, key: str) -> None:
-    """Checks that a plain value has a declared type; nothing is converted."""
-    choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if isinstance(value, str) and not all(map(_reads_text, choices)):
-        raise _refused(key, value, hint)  # a parser could take it for the name of a class
-    if isinstance(value, str) and any(choice in (Any, list, tuple, dict) for choice in choices):
-        _check_free(value, key)  # a parser tries to read text as each of the choices
-    reasons = []
-    for choice in choices:
-        try:
-            _check_choice(value, choice, key)
-        except ValueError as error:
-            reasons.append(error)
-        else:
-            return
-    raise reasons[0] if len(reasons) == 1 else _refused(key, value, hint)
+_PLAIN = (str, int, float, bool, types.NoneType, list, tuple, dict)
 
 
-def _reads_text(hint: Any) -> bool:
-    """Whether a parser that is given text for this type imports nothing."""
-    plain_types = (str, int, float, bool, types.NoneType, Any, list, tuple, dict)
-    containers = (Literal, dict, list, tuple, Mapping, Sequence)
-    is_path = isinstance(hint, type) and issubclass(hint, os.PathLike)
-    return hint in plain_types or get_origin(hint) in containers or is_path
-
-
-def _check_choice(value: Any, hint: Any, key: str) -> None:
-    """Checks a value against a type that is no union."""
+def _value(value: Any, hint: Any, key: str) -> Any:
+    """Returns a plain value of a declared type, see `complete`."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint in (Any, list, tuple, dict):
-        _check_free(value, key)
-    elif origin is Literal:
-        if value not in arguments:
-            raise _refused(key, value, hint)
-    elif origin in (dict, Mapping):
-        _check_items(value, arguments[1], key)
-    elif origin in (list, tuple, Sequence):
-        if not isinstance(value, list | tuple):
-            raise _refused(key, value, hint)
-        kinds = [argument for argument in arguments if argument is not Ellipsis]
-        for index, item in enumerate(value):
-            _check_value(item, kinds[min(index, len(kinds) - 1)], f"{key}[{index}]")
-    else:
-        _check_type(value, hint, key)
+    if origin in (Union, types.UnionType):
+        for choice in arguments:
+            with contextlib.suppress(ValueError):
+                return _value(value, choice, key)
+    elif origin in (dict, Mapping) and isinstance(value, Mapping):
+        return {name: _value(item, arguments[1], f"{key}.{name}") for name, item in value.items()}
+    elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
+        hints = [argument for argument in arguments if argument is not Ellipsis]
+        items = [
+            _value(item, hints[min(index, len(hints) - 1)], f"{key}[{index}]")
+            for index, item in enumerate(value)
+        ]
+        return tuple(items) if origin is tuple else items
+    elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return complete_arguments(value, hint, key)
+    elif _is_recipe_of(hint, value):
+        return _object(value, hint, key)
+    elif hint is Any or (origin is Literal and value in arguments) or _is_of(value, hint):
+        return value
+    raise _refused(key, value, hint)
 
 
-def _check_type(value: Any, hint: Any, key: str) -> None:
-    """Checks a value against a class: a number, text, a dataclass, or an object with a recipe."""
-    accepted = {float: (float, int), os.PathLike: (str,)}.get(hint, (hint,))
-    if hint in (str, int, float, bool, types.NoneType):
-        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-            raise _refused(key, value, hint)
-    elif dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise _refused(key, value, hint)
-        fields = {field.name for field in dataclasses.fields(hint)}
-        hints = {name: kind for name, kind in get_type_hints(hint).items() if name in fields}
-        _check_fields(value, hints, key, key.rpartition(".")[2])
-    elif isinstance(hint, type) and issubclass(hint, os.PathLike):
-        if not isinstance(value, str):
-            raise _refused(key, value, hint)
-    elif isinstance(hint, type):
-        _check_built(value, hint, key)
-    else:
-        raise _refused(key, value, hint)
+def _is_recipe_of(hint: Any, value: Any) -> bool:
+    """Whether a parameter of this type takes an object, and the value may be its recipe."""
+    builds = isinstance(hint, type) and hint not in _PLAIN and not issubclass(hint, os.PathLike)
+    return builds and not dataclasses.is_dataclass(hint) and isinstance(value, Mapping)
 
 
-def _check_free(value: Any, key: str) -> None:
-    """Checks a value of a parameter without a type, which a parser tries to read as anything."""
-    if isinstance(value, Mapping):
-        _check_items(value, Any, key)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check_free(item, f"{key}[{index}]")
-    elif isinstance(value, str) and any(sign in value for sign in _STRUCTURED):
-        raise _refused(key, value, "plain text")
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether a value is a number, text or a container of the class; nothing is converted."""
+    if isinstance(value, bool):
+        return hint is bool
+    if isinstance(hint, type) and issubclass(hint, os.PathLike):
+        return isinstance(value, str)
+    return hint in _PLAIN and isinstance(value, (float, int) if hint is float else hint)
 
 
 def _refused(key: str, value: Any, expected: Any) -> ValueError:
     name = expected.__name__ if isinstance(expected, type) else str(expected)
-    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    shown = reprlib.repr(value)
     return ValueError(f"{key} ({shown}) must be {name}; was it written by another version?")

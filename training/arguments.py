@@ -229,12 +229,12 @@ class Conflict:
         return ABSENT in (self.typed, self.checkpoint)
 
 
-def find_conflicts(typed: Namespace, saved: Namespace) -> list[Conflict]:
+def find_conflicts(typed: Mapping[str, Any], saved: Mapping[str, Any]) -> list[Conflict]:
     """Returns the model's arguments, and ``DATA_KEYS``, that differ, in the order of the config.
 
     Args:
-        typed: The parsed ``model`` and ``data``, with the checkpoint's values where none are typed.
-        saved: Those of the checkpoint, parsed in the same way.
+        typed: Recipes of ``model`` and ``data``, with the checkpoint's values where none are typed.
+        saved: The recipes in the checkpoint, with their defaults.
 
     Raises:
         ValueError: If a typed splitter is not known.
@@ -258,9 +258,24 @@ def _meaning(key: str, value: Any) -> Any:
     return parse_splitter(value).name if splits else value
 
 
-def _leaves(namespace: Namespace, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in vars(namespace).items():
-        if isinstance(value, Namespace):
+def without(recipe: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Returns a recipe without the value at a dotted key, if it has one."""
+    first, _, rest = key.partition(".")
+    if rest and isinstance(recipe.get(first), Mapping):
+        return {**recipe, first: without(recipe[first], rest)}
+    return {name: value for name, value in recipe.items() if name != key}
+
+
+def as_namespace(value: Any) -> Any:
+    """Returns a recipe as the parser returns it: free mappings with odd keys stay as they are."""
+    if isinstance(value, Mapping) and all(str(key).isidentifier() for key in value):
+        return Namespace({str(key): as_namespace(item) for key, item in value.items()})
+    return value
+
+
+def _leaves(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
@@ -378,12 +393,11 @@ def check_values(config: Namespace, sections: Collection[str]) -> None:
             raise UserError(f"{key} ({value}) {words}")
 
 
-def check_linked(typed: Namespace, saved: Namespace | None, data: Any) -> None:
+def check_linked(typed: Namespace, data: Any) -> None:
     """Checks that the data do not overwrite a typed value (``LINKED_KEYS``).
 
     Args:
-        typed: The parsed arguments.
-        saved: The checkpoint's arguments, which are parsed where nothing is typed.
+        typed: The parsed arguments, without the checkpoint's ``LINKED_KEYS``.
         data: The data module.
 
     Raises:
@@ -392,7 +406,7 @@ def check_linked(typed: Namespace, saved: Namespace | None, data: Any) -> None:
     for key in LINKED_KEYS:
         name, value = key.rpartition(".")[2], typed.get(key)
         own = getattr(data, name, value)
-        if value not in (None, own) and (saved is None or value != saved.get(key)):
+        if value not in (None, own):
             raise UserError(
                 f"{_short(key)} ({value}) is decided by the data, which have {own}; leave it out "
                 f"and {CURES[name]}"

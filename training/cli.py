@@ -42,11 +42,15 @@ from callbacks.checkpointing import check_folder
 from callbacks.hooks import AgreedEnd
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, has_log
+from lightning_models.checkpoint import Checkpoint, Recipe, has_log
 from lightning_models.recipe import (
     PACKAGES_HELP,
+    build,
+    class_options,
+    complete,
     import_packages,
     import_public_classes,
+    lay_over,
     prints_descriptions,
     resolve_class,
     split_names,
@@ -60,11 +64,14 @@ from lightning_models.runtime import (
 )
 from training import listing, records
 from training.arguments import (
+    DATA_KEYS,
     DEFAULT_ROOT,
+    LINKED_KEYS,
     OPTIMIZER_PREFIX,
     OWN_PACKAGES,
     SUBCOMMANDS,
     Conflict,
+    as_namespace,
     as_table,
     check_linked,
     check_values,
@@ -72,6 +79,7 @@ from training.arguments import (
     look,
     report,
     with_own_configs,
+    without,
 )
 from training.checkpoints import AUTO, AtomicCheckpointIO, find_checkpoint
 from training.errors import (
@@ -115,6 +123,7 @@ SEED = 1234
 DEFAULT_MODEL = "lightning_models.TransformerLM"
 DEFAULT_DATA = "datamodules.PythonDocs"
 DEBUG_FLAG = "--debug"
+PRINT_FLAG = "--print_config"
 PUBLIC_PACKAGES = ("lightning_models", "datamodules", "callbacks")
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -189,7 +198,8 @@ class LatentCLI(LightningCLI):
         self._continues = False
         self._at_end = contextlib.ExitStack()
         self._saved_run: Checkpoint | None = None
-        self._saved: Namespace | None = None
+        self._saved: dict[str, Recipe] = {}  # of the checkpoint, by role
+        self._recipes: dict[str, Recipe] = {}  # with typed values laid over them
         self._conflicts: list[Conflict] = []
         settings = {"parser_mode": "omegaconf", "exit_on_error": False, "allow_abbrev": False}
         with self._at_end:
@@ -347,35 +357,37 @@ class LatentCLI(LightningCLI):
             if self._continues:  # auto begins a new run
                 self.config.fit.ckpt_path = None
             return
-        self._saved = self._parse_recipe(given.subcommand, self._saved_run)
-        try:
-            self.config = parser.parse_args(argv)
-        except ArgumentError as error:
-            # Another model class may not take this checkpoint's arguments; a conflict, not a typo.
-            self._set_default(given.subcommand, "model", {"class_path": DEFAULT_MODEL})
-            try:
-                self.config = parser.parse_args(argv)
-            except ArgumentError:
-                raise error from None
+        self._parse_typed(parser, given.subcommand, argv)
 
-    def _parse_recipe(self, subcommand: str, saved_run: Checkpoint) -> Namespace:
-        self._set_default(subcommand, "model", saved_run.model_recipe)
-        if saved_run.data_recipe is not None:
-            self._set_default(subcommand, "data", saved_run.data_recipe)
-        try:
-            return self.parser.parse_args([subcommand])[subcommand]
-        except ArgumentError as error:
-            raise UserError(
-                f"the arguments in {saved_run.path} are not understood; was it written by another "
-                f"version of this project? {condense(str(error))}"
-            ) from error
-
-    def _set_default(self, subcommand: str, key: str, value: dict[str, Any]) -> None:
-        self._subcommand_parsers[subcommand].set_defaults({key: value})
+    def _parse_typed(self, parser: LightningArgumentParser, verb: str, argv: list[str]) -> None:
+        """Parses what is typed, and lays it over the checkpoint's recipes, which no parser sees."""
+        assert self._saved_run is not None
+        standard: dict[Literal["model", "data"], dict[str, Any]]
+        standard = {"model": {"class_path": DEFAULT_MODEL}, "data": {"class_path": DEFAULT_DATA}}
+        for role, own in standard.items():
+            recipe = self._saved_run.complete(role) or complete(own, role)
+            for key in LINKED_KEYS:  # which the data decide
+                recipe = without(recipe, key.removeprefix(f"{role}."))
+            self._saved[role] = recipe
+        options = [o for role, recipe in self._saved.items() for o in class_options(recipe, role)]
+        classes = parser.parse_args([verb, *options], defaults=False)
+        words = [word for word in argv if word.partition("=")[0] != PRINT_FLAG]
+        typed = parser.parse_args(words, namespace=classes, defaults=False)[verb]
+        self._subcommand_parsers[verb].set_defaults(standard)
+        others = {key: value for key, value in vars(typed).items() if key not in standard}
+        self.config = parser.parse_object({"subcommand": verb, verb: others})
+        for role in standard:
+            recipe = complete(lay_over(self._saved[role], typed[role].items(), parser), role)
+            self._recipes[role] = recipe
+            self.config[verb][role] = as_namespace(recipe)
+        if words != argv:
+            config = self.config[verb]
+            print(records.as_yaml(self._subcommand_parsers[verb], config, self._recipes), end="")
+            raise SystemExit(0)
 
     def _parse_ckpt_path(self) -> None:
         """Compares what was typed with the checkpoint; LightningCLI calls it after parsing."""
-        if self._saved_run is None or self._saved is None:
+        if self._saved_run is None:
             self._refuse_unseen_checkpoint()
             return
         config = self.config[self.config.subcommand]
@@ -387,20 +399,18 @@ class LatentCLI(LightningCLI):
             if "loggers" not in self._given.values:
                 root = Path(config.trainer.default_root_dir).expanduser().resolve()
                 config.loggers = loggers_of(self._saved_run, root) or config.loggers
-        self._conflicts = find_conflicts(
-            Namespace(model=config.model, data=config.data),
-            Namespace(model=self._saved.model, data=self._saved.data),
-        )
-        if not self._conflicts:
-            return
-        if config.on_conflict == "error":
+        self._conflicts = find_conflicts(self._recipes, self._saved)
+        if self._conflicts and config.on_conflict == "error":
             raise UserError(report(self._conflicts, self._saved_run.path))
-        if config.on_conflict == "checkpoint":
-            config.model = self._saved.model
-            for conflict in self._conflicts:
-                # what only one of two classes of data takes cannot be carried over
-                if conflict.key.startswith("data.") and not conflict.one_sided:
-                    config[conflict.key] = conflict.checkpoint
+        if self._conflicts and config.on_conflict == "checkpoint":
+            # what only one of two classes of data takes cannot be carried over
+            of_data = [c for c in self._conflicts if c.key in DATA_KEYS and not c.one_sided]
+            kept = [(c.key.removeprefix("data."), c.checkpoint) for c in of_data]
+            self._recipes["model"] = self._saved["model"]
+            self._recipes["data"] = lay_over(self._recipes["data"], kept, self.parser)
+            for role, recipe in self._recipes.items():
+                config[role] = as_namespace(recipe)
+        self.save_config_kwargs["recipes"] = self._recipes
 
     def _refuse_unseen_checkpoint(self) -> None:
         """Stops if parsing found a ckpt_path that the first look did not."""
@@ -417,11 +427,14 @@ class LatentCLI(LightningCLI):
             self._get(self.config, "matmul_precision"),
             cudnn_attention=self._get(self.config, "cudnn_attention"),
         )
-        super().instantiate_classes()
+        if self._saved_run is None:
+            super().instantiate_classes()
+        else:
+            self._instantiate_recipes()
         if self._conflicts:
             chosen = self._get(self.config, "on_conflict")
             rank_zero_info(f"on_conflict={chosen}:\n{as_table(self._conflicts)}")
-        check_linked(self._typed, self._saved, self.datamodule)
+        check_linked(self._typed, self.datamodule)
         self.model.check_data(self.datamodule)
         self.check_sizes()
         if self.subcommand in (None, "fit"):
@@ -438,6 +451,18 @@ class LatentCLI(LightningCLI):
                 f"data.vocab_size ({self.datamodule.vocab_size}) is not that of the checkpoint "
                 f"({saved}); take the tokenizer it was trained with (data.tokenizer)"
             )
+
+    def _instantiate_recipes(self) -> None:
+        """Builds data and model of a checkpoint from their recipes, all else by the parser."""
+        verb = self.config.subcommand
+        others = Namespace({**vars(self.config[verb]), **dict.fromkeys(self._recipes)})
+        config = Namespace({"subcommand": verb, verb: others})
+        self.config_init = self.parser.instantiate(config)
+        self.datamodule = build(self._recipes["data"], LanguageDataModule)
+        decided = [(key, getattr(self.datamodule, key.rpartition(".")[2])) for key in LINKED_KEYS]
+        keys = [(key.removeprefix("model."), value) for key, value in decided]
+        self.model = build(lay_over(self._recipes["model"], keys, self.parser), LanguageModel)
+        self.trainer = self.instantiate_trainer()
 
     def check_sizes(self) -> None:
         """Refuses sizes that this machine cannot hold."""

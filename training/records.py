@@ -13,8 +13,9 @@ import shlex
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
@@ -29,6 +30,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from callbacks.hooks import gather, write_whole
 from callbacks.logging import log_text
+from datamodules.recipe import plain
 from lightning_models.checkpoint import Checkpoint
 from training.errors import PROJECT, UserError
 from training.loggers import MLFlowRun, RunPlace, WandbRun
@@ -53,6 +55,7 @@ class SaveRunRecord(SaveConfigCallback):
         step: Optimiser steps of the checkpoint that is resumed.
         run_id: Id of the run that goes on, or null for a new run.
         run_name: Name of the run in reports, or null.
+        recipes: See :func:`as_yaml`.
         kwargs: See Lightning's SaveConfigCallback.
     """
 
@@ -63,10 +66,12 @@ class SaveRunRecord(SaveConfigCallback):
         step: int = 0,
         run_id: str | None = None,
         run_name: str | None = None,
+        recipes: Mapping[str, Any] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
         super().__init__(parser, config, **kwargs)
         self.step = step
+        self.recipes = recipes
         self.run_id = run_id
         self.run_name = run_name
         self._log_folder: str | None = None
@@ -83,11 +88,8 @@ class SaveRunRecord(SaveConfigCallback):
             self._log_folder = _portable(Path(log_dir), Path(trainer.default_root_dir))
         if not trainer.is_global_zero or log_dir is None:
             return
-        text = (
-            f"{_RUN}{self.run_id}\n"
-            + _header()
-            + self.parser.dump(self.config, skip_unset=False, format="yaml")
-        )
+        text = f"{_RUN}{self.run_id}\n" + _header()
+        text += as_yaml(self.parser, self.config, self.recipes)
         path = free_path(Path(log_dir), self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
@@ -122,6 +124,19 @@ class SaveRunRecord(SaveConfigCallback):
         """Adds the id of the run, its name and its log folder."""
         run = {"id": self.run_id, "name": self.run_name, "log_folder": self._log_folder}
         checkpoint["run"] = run
+
+
+def as_yaml(parser: LightningArgumentParser, config: Namespace, recipes: Mapping[str, Any]) -> str:
+    """Returns the configuration of a verb as YAML.
+
+    Args:
+        parser: Parser of the verb.
+        config: The parsed values.
+        recipes: Values by key that come from a checkpoint, which the parser does not see.
+    """
+    parsed = Namespace({key: value for key, value in vars(config).items() if key not in recipes})
+    text: str = parser.dump(parsed, skip_unset=False, skip_validation=True, format="yaml")
+    return text + (yaml.safe_dump(plain(recipes), sort_keys=False) if recipes else "")
 
 
 # ---- one process at a time

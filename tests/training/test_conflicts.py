@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 import yaml
-from jsonargparse import Namespace
 
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
 from tests.training.conftest import checkpoint_folder, load
@@ -196,20 +195,17 @@ def test_another_typed_class_is_a_conflict(start_of_other, capsys):
     assert ["model.class_path", "lightning_models.TransformerLM", f"{__name__}.OtherLM"] in rows
 
 
-def sentences(**changes) -> Namespace:
-    """Parsed model and data of a run on sentences, with other arguments of the data."""
-    corpus = Namespace(
-        class_path="datamodules.LocalText",
-        init_args=Namespace(tokenizer=changes.pop("tokenizer", "bpe:300"), data_files="a.txt"),
-    )
+def sentences(**changes):
+    """Recipes of a run on sentences, with other arguments of the data."""
+    text = {"tokenizer": changes.pop("tokenizer", "bpe:300"), "data_files": "a.txt"}
     arguments = {
-        "corpus": corpus,
+        "corpus": {"class_path": "datamodules.LocalText", "init_args": text},
         "splitter": "sat:sat-3l-sm",
         "max_sentence_tokens": 64,
         "seed": 0,
     }
-    data = Namespace(class_path="datamodules.Sentences", init_args=Namespace(**arguments | changes))
-    return Namespace(model=Namespace(class_path="lightning_models.TransformerLM"), data=data)
+    data = {"class_path": "datamodules.Sentences", "init_args": arguments | changes}
+    return {"model": {"class_path": "lightning_models.TransformerLM"}, "data": data}
 
 
 @pytest.mark.parametrize(
