@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -24,6 +23,7 @@ from callbacks.trainer_state import (
     validation_follows,
     validation_unfinished,
 )
+from lightning_models.checkpoint import read_file
 
 KEY = "pending_validation"
 MONITOR = "val/loss"
@@ -340,8 +340,7 @@ def _is_torn_or_of_run(path: Path, run: str | None) -> bool:
     if not zipfile.is_zipfile(path):  # their index stands at the end
         return True
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        written_by = content["run"]["id"]
+        written_by = read_file(path)["run"]["id"]
     except Exception:  # whatever another program has written
         return False
     return run is not None and bool(written_by == run)

@@ -10,7 +10,6 @@ the batch where training stands.
 
 import math
 import os
-import pickle
 import signal
 import threading
 from abc import ABC, abstractmethod
@@ -31,8 +30,9 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.corpus import TextCorpus
 from datamodules.encoding import most_workers, unchanged
 from datamodules.readers import read_prompts
-from datamodules.recipe import build
 from datamodules.store import Split
+from lightning_models.checkpoint import read_file
+from lightning_models.recipe import build, public_path, trust
 
 # Sources and loaders
 
@@ -714,8 +714,8 @@ class LanguageDataModule(TextCorpus):
     ) -> Self:
         """Returns the data that a checkpoint was trained on, not yet prepared.
 
-        Only tensors and plain values are unpickled, and only classes of this package, or of modules
-        that are imported already, are built.
+        Only tensors and plain values are unpickled, and only classes of this project, or of
+        packages that the user has named, are built.
 
         Args:
             checkpoint_path: The file.
@@ -728,16 +728,17 @@ class LanguageDataModule(TextCorpus):
             ValueError: It is no checkpoint of this project, was trained without such data, or
                 brings code along.
         """
+        content = read_file(Path(checkpoint_path))
+        trust([public_path(cls)])
         try:
-            content = torch.load(checkpoint_path, map_location="cpu", weights_only=True)
             recipe = content["recipe"]["data"]
             arguments = {**recipe["init_args"], **kwargs}
-        except (pickle.UnpicklingError, KeyError, TypeError) as error:
+            data: Self = build({**recipe, "init_args": arguments}, cls)
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{checkpoint_path} holds no recipe of data as plain values; take a checkpoint of "
-                "train.py"
+                f"{checkpoint_path}: recipe.data gives no {cls.__name__} ({error}); take a "
+                "checkpoint that was trained on such data"
             ) from error
-        data: Self = build({**recipe, "init_args": arguments}, cls, "recipe.data")
         return data
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Everything here is independent of how batches are cut from the tokens; what is b
 `base.LanguageDataModule` does that: windows in `text`, `sentences/`, questions in `reasoning/`.
 """
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from datamodules.encoding import Continuation, most_workers
 from datamodules.json_tokenizer import special_tokens_of
 from datamodules.prepare import prepare_store
-from datamodules.recipe import absolute, parameters, plain, public_path
 from datamodules.store import (
     SPLITS,
     Counts,
@@ -41,6 +41,7 @@ from datamodules.tokenizers import (
     refuse_other_special_tokens,
     train_bpe,
 )
+from lightning_models.recipe import argument_owners, public_path, yaml_values
 
 _LOGGED: set[Path] = set()  # stores whose sizes this process has logged
 
@@ -198,7 +199,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         return fingerprint(self._description(), f"{corpus}-{tokenizer}")
 
     def _description(self) -> dict[str, Any]:
-        return {"source": plain(self.source()), "tokenizer": self._spec.identity}
+        return {"source": yaml_values(self.source()), "tokenizer": self._spec.identity}
 
     @property
     def store_dir(self) -> Path:
@@ -374,8 +375,8 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     def _init_args(self) -> dict[str, Any]:
         """Returns the constructor's arguments; under the CLI hparams also hold the class path."""
-        names = parameters(type(self))
-        return {key: plain(value) for key, value in self.hparams.items() if key in names}
+        names = argument_owners(type(self))
+        return {key: yaml_values(value) for key, value in self.hparams.items() if key in names}
 
     def recipe(self) -> dict[str, Any]:
         """Returns ``{"class_path": ..., "init_args": ...}``, from which to rebuild this object.
@@ -386,6 +387,13 @@ class TextCorpus(L.LightningDataModule, ABC):
         for key in self.path_arguments & arguments.keys():
             arguments[key] = absolute(arguments[key])
         return {"class_path": public_path(type(self)), "init_args": arguments}
+
+
+def absolute(paths: Any) -> Any:
+    """Returns a path or glob, or a list of them, independent of the working folder; None stays."""
+    if isinstance(paths, list):
+        return [absolute(path) for path in paths]
+    return None if paths is None else os.path.abspath(os.path.expanduser(paths))
 
 
 # Splits of a corpus that has none of its own

@@ -13,7 +13,6 @@ from jsonargparse.typing import PositiveInt
 
 from datamodules import LanguageDataModule, LocalText, Tokenizer, load_tokenizer
 from datamodules.local_corpora import FILE_KEYS
-from datamodules.recipe import public_path
 from datamodules.store import Split
 from evaluation.cli import ExactParser
 from evaluation.devices import Device, Precision, pick_device
@@ -35,6 +34,7 @@ from lightning_models.recipe import (
     import_packages,
     import_public_classes,
     lay_over,
+    public_path,
 )
 from lightning_models.runtime import CUDNN_ATTENTION_HELP
 

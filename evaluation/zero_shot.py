@@ -12,7 +12,6 @@ from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import PositiveInt
 
 from datamodules import ZeroShotText
-from datamodules.recipe import public_path
 from datamodules.zero_shot import ZERO_SHOT_SETS
 from evaluation.arguments import (
     add_batch_arguments,
@@ -30,6 +29,7 @@ from evaluation.perplexity import score_checkpoint
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import FOUR, TWO, WHOLE, TableColumn, as_aligned, show_columns, title_of
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
+from lightning_models.recipe import public_path
 
 
 def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

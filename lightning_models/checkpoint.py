@@ -294,7 +294,7 @@ def read_whole(path: str | Path) -> dict[str, Any]:
 
 def _open(path: Path) -> Checkpoint:
     """Returns the checkpoint, its tensors unread."""
-    status, content = file_status(path), _load(path)
+    status, content = file_status(path), read_file(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a checkpoint")
     return Checkpoint(path, content, status=status)
@@ -476,9 +476,18 @@ def _time(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-def _load(path: Path) -> Any:
+def read_file(path: Path) -> Any:
+    """Returns what a checkpoint file or a model folder holds; nothing in it can run code.
+
+    Tensors of a file are mapped, not read, and its checksums are not compared.
+
+    Raises:
+        CheckpointError: If it is missing, damaged, or holds more than tensors and plain values.
+    """
     if path.is_dir():
         return _load_folder(path)
+    if not path.exists():
+        raise CheckpointError(f"there is no checkpoint at {path}{suggest_path(path)}")
     # Mapping leaves the optimiser's state on disk; the older format cannot be mapped.
     mapped = zipfile.is_zipfile(path)
     try:

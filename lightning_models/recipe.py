@@ -9,6 +9,7 @@ Classes are looked up in this project's packages and in those that the user has 
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 import os
@@ -46,11 +47,21 @@ def plain(value: Any) -> Any:
     return value
 
 
+def yaml_values(value: Any) -> Any:
+    """Returns a value as what YAML and JSON know."""
+    if isinstance(value, Mapping):
+        return {str(key): yaml_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [yaml_values(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
 def public_path(kind: type) -> str:
-    """Returns ``package.Name`` if the package re-exports the class, else its full path."""
-    package = kind.__module__.partition(".")[0]
-    public = getattr(sys.modules.get(package), kind.__name__, None) is kind
-    return f"{package if public else kind.__module__}.{kind.__name__}"
+    """Returns the shortest import path of a class, by the package which re-exports it if any."""
+    parts = kind.__module__.split(".")
+    packages = (".".join(parts[:end]) for end in range(1, len(parts)))
+    exports = (p for p in packages if getattr(sys.modules.get(p), kind.__name__, None) is kind)
+    return f"{next(exports, kind.__module__)}.{kind.__name__}"
 
 
 # ---- classes that a recipe may name
@@ -205,7 +216,7 @@ def class_options(recipe: Mapping[str, Any], key: str) -> list[str]:
 
 
 def lay_over(
-    recipe: Mapping[str, Any], typed: Iterable[tuple[str, Any]], parser: ExactOptions
+    recipe: Mapping[str, Any], typed: Iterable[tuple[str, Any]], parser: Any
 ) -> dict[str, Any]:
     """Returns a recipe with other values; another class keeps the arguments that it takes, too.
 
@@ -213,7 +224,7 @@ def lay_over(
         recipe: Not changed.
         typed: Dotted keys such as ``init_args.corpus.class_path``, and plain values; the class of
             an object comes before its arguments.
-        parser: Knows what options another class takes.
+        parser: An `ExactOptions`, which knows what options another class takes.
     """
     result = copy.deepcopy(dict(recipe))
     for key, value in typed:
@@ -265,26 +276,29 @@ def _object(recipe: Any, base: type, key: str) -> dict[str, Any]:
     return {"class_path": public_path(kind), "init_args": arguments}
 
 
-def _hints(kind: type) -> dict[str, Any]:
-    """Returns the types of what ``kind(...)`` takes, following ``**kwargs`` to the base classes.
+def argument_owners(kind: type) -> dict[str, Any]:
+    """Returns the ``__init__`` that declares each argument of ``kind(...)``, by name.
 
-    Names that no ``__init__`` declares are none of its options, whatever takes ``**kwargs``.
+    ``**kwargs`` lead to the base classes. Names that no ``__init__`` declares are no arguments.
     """
-    hints: dict[str, Any] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        initialise = vars(base)["__init__"]
-        declared = get_type_hints(initialise)
+    owners: dict[str, Any] = {}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for initialise in (vars(b)["__init__"] for b in kind.__mro__ if "__init__" in vars(b)):
         parameters = inspect.signature(initialise).parameters.values()
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         named = [p.name for p in parameters if p.kind in kinds and p.name != "self"]
-        hints = {**{name: declared.get(name, Any) for name in named}, **hints}
+        owners = {**dict.fromkeys(named, initialise), **owners}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return hints
+    return owners
 
 
+def _hints(kind: type) -> dict[str, Any]:
+    """Returns the declared types of the arguments of ``kind(...)``."""
+    owners = argument_owners(kind)
+    return {name: _types(owner).get(name, Any) for name, owner in owners.items()}
+
+
+_types = functools.cache(get_type_hints)
 _PLAIN = (str, int, float, bool, types.NoneType, list, tuple, dict)
 
 

@@ -38,6 +38,8 @@ NETWORKS = " ".join(  # of the room and of the plain decoder: the files that kno
     f" -lightning_models.{room}.import_weights"
     for room in ("ROOM", "transformer")
 )
+SHARED = "lightning_models.checkpoint lightning_models.recipe"
+"""The one reader of checkpoints, and the one builder of what they name."""
 RULES = (
     (r"lightning_models/__init__", "lightning_models"),
     (r"lightning_models/layers/.*", "torch lightning_models.layers"),
@@ -49,8 +51,8 @@ RULES = (
     (r"lightning_models/(\w+)/import_weights", f"{LEAF} lightning_models.ROOM (transformers)"),
     (r"lightning_models/(\w+)/(backbone|pretrained)", f"{LEAF} {NETWORKS} (transformers)"),
     (r"lightning_models/(\w+)/.*", f"{LEAF} {NETWORKS}"),
-    (r"datamodules/.*", "* datamodules"),
-    (r"callbacks/.*", "* callbacks"),
+    (r"datamodules/.*", f"* datamodules {SHARED}"),
+    (r"callbacks/.*", f"* callbacks {SHARED}"),
     (r".*", f"* {' '.join(OURS)}"),
 )
 """The first rule whose pattern fits a file, without ``.py``, says what the file may import.

@@ -373,8 +373,8 @@ class LatentCLI(LightningCLI):
         classes = parser.parse_args([verb, *options], defaults=False)
         words = [word for word in argv if word.partition("=")[0] != PRINT_FLAG]
         typed = parser.parse_args(words, namespace=classes, defaults=False)[verb]
-        self._subcommand_parsers[verb].set_defaults(standard)
-        others = {key: value for key, value in vars(typed).items() if key not in standard}
+        self._subcommand_parsers[verb].set_defaults(**standard)
+        others = {k: v for k, v in vars(typed).items() if k not in (*standard, "config")}
         self.config = parser.parse_object({"subcommand": verb, verb: others})
         for role in standard:
             recipe = complete(lay_over(self._saved[role], typed[role].items(), parser), role)

@@ -30,8 +30,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from callbacks.hooks import gather, write_whole
 from callbacks.logging import log_text
-from datamodules.recipe import plain
 from lightning_models.checkpoint import Checkpoint
+from lightning_models.recipe import yaml_values
 from training.errors import PROJECT, UserError
 from training.loggers import MLFlowRun, RunPlace, WandbRun
 
@@ -136,7 +136,7 @@ def as_yaml(parser: LightningArgumentParser, config: Namespace, recipes: Mapping
     """
     parsed = Namespace({key: value for key, value in vars(config).items() if key not in recipes})
     text: str = parser.dump(parsed, skip_unset=False, skip_validation=True, format="yaml")
-    return text + (yaml.safe_dump(plain(recipes), sort_keys=False) if recipes else "")
+    return text + (yaml.safe_dump(yaml_values(recipes), sort_keys=False) if recipes else "")
 
 
 # ---- one process at a time

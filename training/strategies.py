@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from lightning_models import shards
 from lightning_models.base import OTHER_SHARDING
-from lightning_models.checkpoint import is_model_folder, read_whole
+from lightning_models.checkpoint import is_model_folder, read_file, read_whole
 from training.checkpoints import ShardWriter
 from training.errors import UserError
 
@@ -140,7 +140,7 @@ class FullySharded(ModelParallelStrategy):
             content = read_whole(path)
             set_model_state_dict(model, content["state_dict"], options=whole)
             return content
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = read_file(path)
         if shards.KEY in content:
             like: Any = next(model.parameters())
             mesh, placements = like.device_mesh, like.placements

@@ -18,11 +18,11 @@ import numpy as np
 
 from datamodules.corpus import TextCorpus
 from datamodules.order import shared
-from datamodules.recipe import build, public_path
 from datamodules.sentences.splitters import RuleSplitter, parse_splitter
 from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer, check_length
 from datamodules.store import SPLITS, Counts, Split, StoreError, TokenStream, fingerprint
 from datamodules.text import Report, TextDataModule
+from lightning_models.recipe import build, public_path
 
 # ---- where its sentences are
 
@@ -323,7 +323,7 @@ class SentenceCorpus(TextCorpus):
 
 def _built(corpus: TextCorpus | Mapping[str, Any]) -> TextCorpus:
     """Returns the corpus, built from its class path and arguments where it is not one yet."""
-    built = build(corpus, TextCorpus, "corpus") if isinstance(corpus, Mapping) else corpus
+    built = build(corpus, TextCorpus) if isinstance(corpus, Mapping) else corpus
     if not isinstance(built, TextCorpus) or isinstance(built, SentenceCorpus):
         raise ValueError(
             f"corpus={public_path(type(built))} must be a corpus of documents, e.g. class_path: "

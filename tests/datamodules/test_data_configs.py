@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import datamodules
-from datamodules.recipe import absolute
+from datamodules.corpus import absolute
 from training import LatentCLI
 
 

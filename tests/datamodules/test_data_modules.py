@@ -13,8 +13,8 @@ import torch
 from data_modules import DATA_MODULES, write_files
 
 import datamodules
-from datamodules.recipe import build as build_recipe
 from datamodules.store import SPLITS
+from lightning_models.recipe import build as build_recipe
 from tests.datamodules.reasoning.reasoning_tasks import fake_trainer
 
 TRAINED = [case for case in DATA_MODULES if case.trains]
@@ -284,10 +284,10 @@ def test_plain_values_rebuild_it_in_another_folder(build, tmp_path, monkeypatch,
     file.seek(0)
     recipe, *_ = torch.load(file, weights_only=True)
     assert recipe["class_path"] == f"datamodules.{case.kind}"
-    again = build_recipe(recipe, datamodules.LanguageDataModule, "data")
+    again = build_recipe(recipe, datamodules.LanguageDataModule)
     assert (again.recipe(), again.seed) == (recipe, 5)
     monkeypatch.chdir(tmp_path)
-    moved = build_recipe(recipe, datamodules.LanguageDataModule, "data")
+    moved = build_recipe(recipe, datamodules.LanguageDataModule)
     assert moved.fingerprint == data.fingerprint
 
 
