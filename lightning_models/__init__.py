@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from lightning_models.ponderlm import PonderLM1Config as PonderLM1Config
     from lightning_models.ponderlm import PonderLM2 as PonderLM2
     from lightning_models.ponderlm import PonderLM2Config as PonderLM2Config
+    from lightning_models.ponderlm import RecurrentDepthConfig as RecurrentDepthConfig
+    from lightning_models.ponderlm import RecurrentDepthLM as RecurrentDepthLM
     from lightning_models.thinking_states import CoconutConfig as CoconutConfig
     from lightning_models.thinking_states import CoconutLM as CoconutLM
     from lightning_models.thinking_states import CoTConfig as CoTConfig
@@ -74,7 +76,8 @@ _NAMES = {
     "lightning_models.optim": "OptimizerConfig",
     "lightning_models.outputs": "LossOutput Mean Scores Term",
     "lightning_models.ponderlm": "LoopedConfig LoopedLM MoRConfig MoRLM PauseConfig PauseLM "
-    "PonderConfig PonderLM PonderLM1 PonderLM1Config PonderLM2 PonderLM2Config",
+    "PonderConfig PonderLM PonderLM1 PonderLM1Config PonderLM2 PonderLM2Config "
+    "RecurrentDepthConfig RecurrentDepthLM",
     "lightning_models.thinking_states": "CoTConfig CoTLM CoconutConfig CoconutLM ICoTConfig ICoTLM "
     "NoCoTConfig NoCoTLM ReasoningConfig ThinkingStatesConfig ThinkingStatesLM",
     "lightning_models.thought_gestalt": "GistConfig GistLM ThoughtGestaltConfig ThoughtGestaltLM",

@@ -121,6 +121,13 @@ def linear_cross_entropy(
     return linear_cross_entropy_each(h, weight, targets, weights)[0]
 
 
+def _scale(targets: Tensor, weights: Tensor | None) -> Tensor:
+    """Returns the weight of each target's loss, float32 or better."""
+    if weights is None:
+        return torch.ones_like(targets, dtype=torch.float32)
+    return weights.to(torch.promote_types(weights.dtype, torch.float32))
+
+
 def linear_cross_entropy_each(
     h: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -136,7 +143,7 @@ def linear_cross_entropy_each(
         weights: float (...).
     """
     ignored = targets == IGNORE_INDEX
-    scale = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights.float()
+    scale = _scale(targets, weights)
     scale = scale.masked_fill(ignored, 0.0)
     dtype = product_dtype(h)
     if not torch.is_grad_enabled():
@@ -175,7 +182,7 @@ def linear_mixture_cross_entropy(
         per_row: numbers of states and of tokens of each row of text, where all have as many: an
             accelerator need not be waited for then to know where tokens begin.
     """
-    scale = torch.ones_like(targets, dtype=torch.float32) if weights is None else weights.float()
+    scale = _scale(targets, weights)
     scale = scale.masked_fill(targets == IGNORE_INDEX, 0.0)
     dtype = product_dtype(h)
     if not torch.is_grad_enabled():

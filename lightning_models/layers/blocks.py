@@ -39,7 +39,8 @@ def initialise(module: nn.Module, config: DecoderConfig) -> None:
     for layer in module.modules():
         if not isinstance(layer, nn.Linear | nn.Embedding):
             continue
-        scale = 1 / math.sqrt(2 * config.num_layers) if isinstance(layer, OutputProjection) else 1.0
+        writes = isinstance(layer, OutputProjection)
+        scale = 1 / math.sqrt(2 * config.residual_depth) if writes else 1.0
         if ponder:
             cut = 3 * std * scale
             nn.init.trunc_normal_(layer.weight, std=std * scale, a=-cut, b=cut)

@@ -148,6 +148,11 @@ class DecoderConfig(SequenceConfig):
         return False
 
     @property
+    def residual_depth(self) -> int:
+        """Blocks that write into the residual stream, which sets their initial scale."""
+        return self.num_layers
+
+    @property
     def hidden_dim(self) -> int:
         """Hidden width of the feed-forward layer, with the default resolved."""
         if self.ffn_dim is not None:

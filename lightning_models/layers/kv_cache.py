@@ -5,6 +5,9 @@ so prompts are padded on the right, positions count from 0 in every row, and wha
 a row's length is overwritten by its next entries.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -28,6 +31,8 @@ class KVCache:
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self._longest = 0
         self._uniform = True
+        self.rows: Tensor | None = None
+        """Indices of the rows that are read and written; None for all. See :meth:`only`."""
 
     @property
     def longest(self) -> int:
@@ -39,9 +44,19 @@ class KVCache:
         """Whether all rows have equal lengths."""
         return self._uniform
 
+    @contextlib.contextmanager
+    def only(self, rows: Tensor | None) -> Iterator[None]:
+        """Restricts positions, masks, reads and writes to ``rows`` (int64 indices); None: all."""
+        before, self.rows = self.rows, rows
+        try:
+            yield
+        finally:
+            self.rows = before
+
     def positions(self, num_new: int) -> Tensor:
         """Returns the indices (B, num_new) at which the next entries of each row will stand."""
-        return self.lengths[:, None] + torch.arange(num_new, device=self.lengths.device)
+        lengths = self.lengths if self.rows is None else self.lengths[self.rows]
+        return lengths[:, None] + torch.arange(num_new, device=lengths.device)
 
     def mask(self, num_new: int, window: int | None = None) -> Tensor | None:
         """Returns which keys the next entries may see, bool (B, 1, num_new, N); None if uniform.
@@ -117,6 +132,22 @@ class LayerCache:
             )
             buffer.scatter_(2, to, buffer.gather(2, from_))
 
+    def read(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns keys and values (N, G, C) of single entries, by row and position (N,)."""
+        assert self._buffers is not None, "nothing has been written"
+        keys, values = self._buffers
+        return keys[rows, :, positions], values[rows, :, positions]
+
+    def write(self, rows: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Overwrites entries at ``rows`` and ``positions`` (N,) by k, v (N, G, C).
+
+        Or at (n, 1) and (n, T) by (n, G, T, C), as :meth:`append` has them.
+        """
+        self._buffers = self._room(k, v, self.owner.longest + 1)
+        for buffer, new in zip(self._buffers, (k, v), strict=True):
+            # indexed dimensions come first: (N, G, C), or (n, T, G, C)
+            buffer[rows, :, positions] = new.transpose(1, 2) if new.dim() == 4 else new
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Writes k, v (B, G, T, C) after each row's entries; returns all up to the longest row.
 
@@ -128,6 +159,9 @@ class LayerCache:
         if end > cache.capacity:
             raise ValueError(f"the cache holds {cache.capacity} entries a row, {end} are needed")
         keys, values = self._buffers = self._room(k, v, end)
+        if cache.rows is not None:
+            self.write(cache.rows[:, None], cache.positions(num_new), k, v)
+            return keys[cache.rows, :, :end], values[cache.rows, :, :end]
         if cache.uniform:
             # one slice for all rows; k and v (B, G, T, C)
             keys[:, :, cache.longest : end] = k
@@ -146,7 +180,8 @@ class LayerCache:
         size = min(self.owner.capacity, max(2 * end, MIN_ENTRIES))
         grown = []
         for index, new in enumerate((k, v)):
-            buffer = new.new_zeros(*new.shape[:2], size, new.shape[3])
+            # all rows, of which only some may be written now
+            buffer = new.new_zeros(len(self.owner.lengths), new.shape[1], size, new.shape[-1])
             if self._buffers is not None:
                 old = self._buffers[index]
                 buffer[:, :, : old.shape[2]] = old

@@ -12,15 +12,20 @@ hard stopping at tau (Sec. 3.3)                    ``sequential.advance``, ``seq
 minimum-ponder penalty (Sec. 3.4.2)                ``router.minimum_ponder_penalty``
 FLOPs (Table 2)                                    ``network.generation_flops``
 PonderLM-3, PonderLM-2                             ``module.PonderLM``, ``module.PonderLM2``
-PonderLM-1, LoopedLM, Pause, MoR                   ``baselines.simple``,
+PonderLM-1, Pause, MoR                             ``baselines.simple``,
                                                    ``baselines.mixture_of_recursions``
+LoopedLM, and its general form                     ``baselines.recurrent_depth``
 =================================================  ===============================================
 """
 
 from lightning_models.ponderlm.baselines.mixture_of_recursions import MoRConfig, MoRLM
-from lightning_models.ponderlm.baselines.simple import (
+from lightning_models.ponderlm.baselines.recurrent_depth import (
     LoopedConfig,
     LoopedLM,
+    RecurrentDepthConfig,
+    RecurrentDepthLM,
+)
+from lightning_models.ponderlm.baselines.simple import (
     PauseConfig,
     PauseLM,
     PonderLM1,
@@ -43,4 +48,6 @@ __all__ = [
     "PonderLM2",
     "PonderLM2Config",
     "PonderingConfig",
+    "RecurrentDepthConfig",
+    "RecurrentDepthLM",
 ]

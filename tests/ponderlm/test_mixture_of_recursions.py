@@ -14,7 +14,7 @@ from lightning_models.ponderlm.baselines.mixture_of_recursions import (
     quota,
     quotas_of,
 )
-from lightning_models.ponderlm.baselines.simple import LoopedConfig, LoopedLM
+from lightning_models.ponderlm.baselines.recurrent_depth import LoopedConfig, LoopedLM
 from tests.ponderlm.baseline_cases import (
     blocks,
     build,

@@ -5,10 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from lightning_models import output_layer
+from lightning_models import LoopedConfig, LoopedLM, output_layer
 from lightning_models.ponderlm.baselines.simple import (
-    LoopedConfig,
-    LoopedLM,
     PauseConfig,
     PauseLM,
     PonderLM1,

@@ -3,7 +3,7 @@
 =========================================  =====================================================
 what                                       where
 =========================================  =====================================================
-looped decoder                             ``simple.LoopedLM``
+looped decoder, Huginn, Ouro               ``recurrent_depth``
 pause tokens                               ``simple.PauseLM``
 PonderLM-1; expected embedding             ``simple.PonderLM1``, ``simple.expected_embedding``
 Mixture-of-Recursions; expert choice       ``mixture_of_recursions.MoRLM``,

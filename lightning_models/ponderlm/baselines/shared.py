@@ -1,9 +1,10 @@
 """Networks and LightningModules that the baselines of PonderLM-3 share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_models.layers import KVCache, Rope, rope_tables, wants
 from lightning_models.outputs import Scores
@@ -39,6 +40,8 @@ class RepeatedNetwork(TransformerNetwork):
         cache: KVCache | None = None,
         mask: Tensor | None = None,
         number: int = 0,
+        blocks: Iterable[nn.Module] | None = None,
+        first: int | None = None,
     ) -> Tensor:
         """Returns the residual stream (B, T, D) after all blocks, before any norm.
 
@@ -48,10 +51,12 @@ class RepeatedNetwork(TransformerNetwork):
             cache: keys and values of earlier tokens.
             mask: what ``cache.mask`` returned.
             number: which application this is; each has separate layers in the cache.
+            blocks: Other blocks to apply; by default those of the repeated stack.
+            first: Their first layer in the cache; by default L ``number``.
         """
-        first = number * len(self.blocks)
-        for index, block in enumerate(self.blocks):
-            layer = None if cache is None else cache.layers[first + index]  # of L (K + 1)
+        first = number * len(self.blocks) if first is None else first
+        for index, block in enumerate(self.blocks if blocks is None else blocks):
+            layer = None if cache is None else cache.layers[first + index]
             x = block(x, rope=rope, cache=layer, mask=mask)
         return x
 

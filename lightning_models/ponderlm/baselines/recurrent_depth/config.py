@@ -1,0 +1,154 @@
+"""Configuration of recurrent depth: a prelude, a core that is repeated, and a coda."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from lightning_models.ponderlm.config import PonderingConfig
+
+EXIT_THRESHOLDS = {"gate": 1.0, "kl": 5e-4, "latent": 0.03, "entropy": 1e-3, "argmax": 5.0}
+"""Published thresholds by rule: Ouro's released model never exits; the others are Huginn's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """How the core is repeated; the defaults are the looped decoder, H <- blocks(H)."""
+
+    prelude_layers: int = 0
+    """Blocks before the core, which make the input e of every recurrence."""
+    coda_layers: int = 0
+    """Blocks after the core, which read its last state."""
+    injection: Literal["none", "add", "concat"] = "none"
+    """How e enters each recurrence: not at all, s + e, or A [s; e] with a learned A (Huginn)."""
+    state: Literal["embedding", "zero", "noise"] = "embedding"
+    """The first state s_0: e, zeros, or N(0, state_std^2) (Huginn)."""
+    state_std: float = math.sqrt(2 / 5)
+    """Standard deviation of a noisy first state."""
+    norms: Literal["pre", "huginn", "ouro"] = "pre"
+    """Norm before each sub-layer; also after its sum (Huginn); or also on its output, with the
+    final norm after every recurrence (Ouro)."""
+    training_recurrences: Literal["fixed", "sampled"] = "fixed"
+    """Recurrences of a training step: thinking_steps + 1, or drawn around that mean (Huginn)."""
+    backprop_recurrences: int | None = None
+    """k, the number of last recurrences that gradients flow through; null for all."""
+    seed: int = 0
+    """Recurrences of a step are a function of this and the step, noise also of row and position."""
+    gate: Literal["none", "joint", "alone"] = "none"
+    """Ouro's exit gate: none, trained with the network (stage I), or alone on a frozen one
+    (stage II)."""
+    entropy_weight: float = 0.1
+    """beta, weight of the entropy of the gate's distribution in stage I."""
+    exit: Literal["none", "gate", "kl", "latent", "entropy", "argmax"] = "none"
+    """Rule by which tokens exit outside training: the gate's, or one of Huginn's criteria."""
+    exit_threshold: float | None = None
+    """Threshold of the rule; null for the published one (gate 1, kl 5e-4, latent 0.03, entropy
+    1e-3, argmax 5)."""
+    prompt_exits: bool = True
+    """Whether tokens of a prompt exit early, too; without, all of them take every recurrence."""
+    cache_lookup: Literal["latest", "skip", "last", "mean", "first"] = "latest"
+    """Entries that a token offers to later ones at a recurrence: the one of that recurrence or the
+    deepest before it (Huginn); only the former; always its deepest, mean or first one (Ouro)."""
+    cache_slots: int | None = None
+    """m, cached recurrences of a token, of which recurrence i has slot i mod m; null for all."""
+    log_states: bool = False
+    """Whether training logs the similarity of tokens' states, their last change, and the loss after
+    one recurrence, which costs one more coda and output layer a step."""
+
+    @property
+    def exits_early(self) -> bool:
+        """Whether tokens may take fewer recurrences outside training."""
+        return self.exit != "none"
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether the exit rule needs the next-token distribution after every recurrence."""
+        return self.exit in ("kl", "entropy", "argmax")
+
+    @property
+    def threshold(self) -> float:
+        """Threshold of the exit rule, with the default resolved."""
+        default = EXIT_THRESHOLDS.get(self.exit, 0.0)
+        return default if self.exit_threshold is None else self.exit_threshold
+
+    @property
+    def decodes_otherwise(self) -> bool:
+        """Whether decoding computes something else than one pass over the text."""
+        shares = self.cache_lookup in ("last", "mean", "first") or self.cache_slots is not None
+        return self.exits_early or shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopedConfig(PonderingConfig):
+    """A looped decoder: ``thinking_steps`` n makes n + 1 loops.
+
+    Raises:
+        ValueError: if a value is out of its range.
+    """
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """How blocks are repeated."""
+        return Recurrence()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentDepthConfig(Recurrence, LoopedConfig):
+    """Prelude, ``num_layers`` core blocks for ``thinking_steps`` + 1 recurrences, and coda.
+
+    Raises:
+        ValueError: if a value is out of its range, or options contradict each other.
+    """
+
+    dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "exit_threshold": "q"}
+
+    log_states: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks ranges and combinations, and what the family checks."""
+        super().__post_init__()
+        for key, least in (("prelude_layers", 0), ("coda_layers", 0), ("seed", 0)):
+            if getattr(self, key) < least:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be at least {least}")
+        for key in ("backprop_recurrences", "cache_slots"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"{key} ({value}) must be at least 1, or null for all recurrences")
+        for key in ("state_std", "entropy_weight", "exit_threshold"):
+            value = getattr(self, key)
+            if value is not None and value < 0:
+                raise ValueError(f"{key} ({value}) must not be negative")
+        if self.injection == "none" and self.state != "embedding":
+            raise ValueError(
+                f"state ({self.state}) hides the input from the core without injection; set "
+                "state=embedding, or injection=concat"
+            )
+        if self.backprop_recurrences is not None and self.injection == "none":
+            raise ValueError(
+                f"backprop_recurrences ({self.backprop_recurrences}) leaves embeddings without a "
+                "gradient if injection is none; set injection=concat, or null"
+            )
+        if self.backprop_recurrences is not None and self.gate == "joint":
+            raise ValueError(
+                f"backprop_recurrences ({self.backprop_recurrences}) contradicts gate=joint, which "
+                "learns from the loss after every recurrence; set null"
+            )
+        if self.exit == "gate" and self.gate == "none":
+            raise ValueError(
+                "exit (gate) needs a gate; train one with gate=joint, or choose another rule"
+            )
+        if self.parallel_residual and self.norms != "pre":
+            raise ValueError(
+                f"norms ({self.norms}) stand after a sub-layer that the next one reads; set "
+                "parallel_residual=false"
+            )
+
+    @property
+    def recurrence(self) -> Recurrence:
+        return self
+
+    @property
+    def residual_depth(self) -> int:
+        recurrences = self.thinking_steps + 1
+        effective = self.prelude_layers + recurrences * self.num_layers + self.coda_layers
+        return effective if self.norms == "huginn" else self.num_layers

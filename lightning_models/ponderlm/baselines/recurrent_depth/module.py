@@ -1,0 +1,322 @@
+"""LightningModule of recurrent depth: objectives, scores, decoding and FLOPs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_models.flops import TRAINING_FACTOR, attention_flops, linear_flops, training_flops
+from lightning_models.layers import KVCache, record, wants
+from lightning_models.optim import OptimizerConfig
+from lightning_models.output_layer import linear_cross_entropy_each, logits
+from lightning_models.outputs import LossOutput, Mean, Term
+from lightning_models.ponderlm.baselines.recurrent_depth import decoding
+from lightning_models.ponderlm.baselines.recurrent_depth.config import (
+    LoopedConfig,
+    RecurrentDepthConfig,
+)
+from lightning_models.ponderlm.baselines.recurrent_depth.exits import (
+    expected_loss,
+    gain_loss,
+    log_exits,
+)
+from lightning_models.ponderlm.baselines.recurrent_depth.network import (
+    Entered,
+    RecurrentNetwork,
+    draw_noise,
+    draw_recurrences,
+    mean_recurrences,
+)
+from lightning_models.ponderlm.baselines.shared import DepthLM
+from lightning_models.runtime import uncompiled
+
+
+class LoopedLM(DepthLM):
+    """A decoder that applies its blocks n + 1 times (arXiv 2301.13196, 2502.17416).
+
+    Args:
+        config: Shape of the network and number of loops.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network's blocks with torch.compile (in place).
+    """
+
+    config: LoopedConfig
+    network: RecurrentNetwork
+
+    def __init__(
+        self,
+        config: LoopedConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        super().__init__(config, optimizer, compile)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether ``score`` reads what several rows begin with once: where it reads in parallel."""
+        return super().shares_prefixes and not self.config.recurrence.decodes_otherwise
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether texts decide how many recurrences their tokens take."""
+        return self.config.recurrence.exits_early
+
+    def build_network(self) -> RecurrentNetwork:
+        return RecurrentNetwork(self.config)
+
+    # ---- scoring and generation
+
+    def read(self, batch: dict[str, Any], every_depth: bool) -> tuple[Tensor, Tensor]:
+        """Returns states and executed steps, see ``DepthLM``.
+
+        Where decoding computes something else than one pass does, texts are read as they are
+        decoded, token by token. Records ``flops`` then, see ``LanguageModel.adaptive``.
+        """
+        if self.training or not self.config.recurrence.decodes_otherwise:
+            return super().read(batch, every_depth)
+        tokens = batch["tokens"]
+        valid = batch.get("mask", torch.ones_like(tokens, dtype=torch.bool))
+        cache = decoding.RecurrentCache(self.network, *tokens.shape)
+        with uncompiled():  # the cache has another length for each token
+            done = decoding.read_text(self.network, tokens, valid.sum(dim=1), cache, every_depth)
+        if wants("flops"):
+            flops = self._executed_flops(done.recurrences)
+            record("flops", flops=flops, tokens=valid.sum(dim=1))
+        states = done.states if done.by_depth is None else done.by_depth
+        return states, (done.recurrences - 1).clamp(min=0)
+
+    def init_cache(  # type: ignore[override]
+        self,
+        prompts: Tensor,
+        lengths: Tensor,
+        max_new_tokens: int,
+        streams: Sequence[tuple[int, int]] = (),
+    ) -> decoding.RecurrentCache:
+        network, shape = self.network, self.config.recurrence
+        room = prompts.shape[1] + max_new_tokens
+        cache = decoding.RecurrentCache(network, len(prompts), room)
+        read, lengths = prompts[:, :-1], lengths - 1
+        # NOTE(paper): Huginn's code means to keep prompts from exiting, but the index that it
+        # looks at is overwritten before; Ouro's runs every recurrence. Here it is an option.
+        if shape.exits_early and shape.prompt_exits:
+            decoding.read_text(network, read, lengths, cache)
+        elif read.shape[1]:
+            network(read, cache)
+            if shape.cache_lookup in ("mean", "first"):
+                real = torch.arange(read.shape[1], device=read.device) < lengths[:, None]
+                rows, positions = real.nonzero(as_tuple=True)
+                taken = torch.full_like(rows, self.config.thinking_steps + 1)
+                decoding.leave_entries(network, cache, rows, positions, taken)
+            cache.advance(lengths)
+        return cache
+
+    def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
+
+        Records ``generated_steps`` where tokens exit: ``steps`` (B,) int64, the additional steps of
+        each token.
+        """
+        assert isinstance(cache, decoding.RecurrentCache)
+        done = decoding.read_token(self.network, cache, tokens)
+        if self.adaptive:
+            record("generated_steps", steps=done.recurrences - 1)
+        h = done.states
+        scores = logits(h, self.network.output_matrix.to(h.dtype)).float()
+        return scores, torch.ones_like(tokens, dtype=torch.bool)
+
+    # ---- compute
+
+    def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
+        """Returns the forward FLOPs per token by part, where tokens take ``steps`` steps.
+
+        Prelude, coda and output matrix are counted once, an exit rule's additional ones below
+        ``exits``, and A below ``injection``.
+        """
+        config, shape = self.config, self.config.recurrence
+        parts, recurrences = self.plain_flops(context), 1 + steps  # of core and output matrix
+        coda = shape.coda_layers / config.num_layers
+        times = recurrences + shape.prelude_layers / config.num_layers + coda
+        blocks = {name: flops for name, flops in parts.items() if name != "output"}
+        total = {"output": parts["output"]} | {key: times * each for key, each in blocks.items()}
+        if self.network.adapter is not None:
+            total["injection"] = recurrences * linear_flops(self.network.adapter)
+        if shape.reads_logits:
+            total["exits"] = steps * (parts["output"] + coda * sum(blocks.values()))
+        elif shape.exit == "gate" and self.network.gate is not None:
+            total["exits"] = recurrences * linear_flops(self.network.gate)
+        return total
+
+    def _executed_flops(self, recurrences: Tensor) -> Tensor:
+        """Returns the FLOPs (B,) float64 of texts whose tokens took ``recurrences`` (B, T), or 0.
+
+        A token sees the earlier ones in each of its recurrences.
+        """
+        config, shape = self.config, self.config.recurrence
+        one, two = (sum(self.flops_of_steps(1, steps).values()) for steps in (0, 1))
+        depth = recurrences.double().cpu()
+        real = depth > 0
+        flops = (one + (two - one) * (depth - 1)) * real
+        # keys before the token's own, in blocks of prelude, core and coda
+        earlier = torch.arange(depth.shape[1], dtype=torch.float64)
+        coda = shape.coda_layers * (depth if shape.reads_logits else real)
+        stacks = (shape.prelude_layers * real + coda) / config.num_layers + depth
+        return (flops + attention_flops(config, 1) * stacks * earlier).sum(dim=1)
+
+
+class RecurrentDepthLM(LoopedLM):
+    """A decoder of recurrent depth, as Huginn (arXiv 2502.05171) or Ouro (arXiv 2510.25741).
+
+    Args:
+        config: Shape of the network, its recurrences, and how tokens exit.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network's blocks with torch.compile (in place).
+    """
+
+    config: RecurrentDepthConfig
+
+    def __init__(
+        self,
+        config: RecurrentDepthConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        super().__init__(config, optimizer, compile)
+
+    def build_network(self) -> RecurrentNetwork:
+        network = super().build_network()
+        if self.config.gate == "alone":
+            network.requires_grad_(False)
+            assert network.gate is not None
+            network.gate.requires_grad_(True)
+        return network
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
+        # Adds the rows' numbers as a list, for the host, where noise is drawn: no device sync.
+        moved = super().transfer_batch_to_device(batch, device, index)
+        return {**moved, "numbers": batch["sequence_id"].tolist()}
+
+    def loss(self, batch: dict[str, Any]) -> LossOutput:
+        """Returns the cross-entropy after the last recurrence, or the gate's objective.
+
+        Logs ``recurrences`` of the step; with ``log_states`` ``token_similarity`` (mean cosine of
+        the last states of two tokens of a row), ``state_change`` (relative, by the last
+        recurrence) and ``depth_0/nll`` (loss after one recurrence); with a gate the loss after
+        each, and the ``expected_recurrences``.
+        """
+        config, network, targets = self.config, self.network, batch["targets"]
+        recurrences, trained = self._recurrences()
+        frozen, gated = config.gate == "alone", config.gate != "none"
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            entered = network.enter(batch["tokens"])
+            states = network.recur(
+                entered,
+                network.first_state(entered, self._noise(batch, entered)),
+                every=gated,
+                recurrences=recurrences,
+                trained=trained,
+            )
+        if gated:
+            output = self._gate_loss(states, entered, targets)
+        else:
+            nll = self._nll(states[-1], entered, targets)[0]
+            output = LossOutput({"nll": Term(nll, (targets >= 0).sum(), "targets")})
+        output.stats["recurrences"] = torch.tensor(float(recurrences))
+        if config.log_states:
+            self._log_states(states, entered, targets, output)
+        return output
+
+    def _recurrences(self) -> tuple[int, int | None]:
+        """Returns r of this step, and how many of them keep their graph."""
+        if not self.training or self.config.training_recurrences == "fixed":
+            return self.config.thinking_steps + 1, self.config.backprop_recurrences
+        return draw_recurrences(self.config, self._step()), self.config.backprop_recurrences
+
+    def _step(self) -> int:
+        return 0 if self._trainer is None else self._trainer.global_step
+
+    def _noise(self, batch: dict[str, Any], entered: Entered) -> Tensor | None:
+        """Returns normals (B, T, D) by seed, step, row and position; None for those of scoring."""
+        if self.config.state != "noise" or not self.training:
+            return None
+        numbers = batch["numbers"] if "numbers" in batch else batch["sequence_id"].tolist()
+        count, dim = entered.e.shape[1:]
+        key = self.config.seed, self._step()
+        rows = [draw_noise((*key, number), count, dim)[:count] for number in numbers]
+        return torch.stack(rows).to(entered.e.device, non_blocking=True)
+
+    def _nll(
+        self, s: Tensor, entered: Entered, targets: Tensor, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what ``linear_cross_entropy_each`` does for states s (B, T, D)."""
+        h = self.network.read_out(s, entered)
+        return linear_cross_entropy_each(h, self.network.output_matrix, targets, weights)
+
+    def _gate_loss(self, states: Sequence[Tensor], entered: Entered, targets: Tensor) -> LossOutput:
+        """Returns the terms of stage I, or those of stage II, and what both log."""
+        config, valid = self.config, targets >= 0
+        count = valid.sum()
+        gate = torch.stack([self.network.exit_logits(s) for s in states], dim=-1)  # (B, T, r)
+        p = log_exits(gate.detach())[0].exp()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and config.gate == "joint"):
+            pairs = [
+                self._nll(s, entered, targets, p[..., depth]) for depth, s in enumerate(states)
+            ]
+        weighted, losses = sum(pair[0] for pair in pairs), torch.stack([x for _, x in pairs], -1)
+        expected = expected_loss(gate, torch.as_tensor(weighted), losses, valid)
+        terms = {"nll": Term(expected.value, count, "targets")}
+        if config.gate == "joint":
+            entropy = -config.entropy_weight * expected.entropy
+            terms["entropy"] = Term(entropy, count, "targets")
+        else:
+            # the expected loss is reported, and the gate learns from gains alone
+            terms["nll"] = Term(expected.value.detach(), count, "targets")
+            terms["gate"] = Term(gain_loss(gate, losses, valid), count, "targets")
+        output = LossOutput(terms)
+        output.stats["expected_recurrences"] = Mean(expected.recurrences, count)
+        if config.training_recurrences == "fixed":  # else steps would log other names
+            for depth, total in enumerate(losses.sum(dim=(0, 1))):
+                output.stats[f"depth_{depth}/nll"] = Mean(total, count)
+        return output
+
+    @torch.no_grad()
+    def _log_states(
+        self, states: Sequence[Tensor], entered: Entered, targets: Tensor, output: LossOutput
+    ) -> None:
+        """Logs what Huginn's two failed runs would have shown, and how still states stand."""
+        valid = targets >= 0
+        last, count = states[-1].float(), valid.sum(dim=1).float()
+        # |sum of unit vectors|^2 is n and the cosines of all ordered pairs of n tokens
+        total = (F.normalize(last, dim=-1) * valid[..., None]).sum(dim=1).square().sum(dim=1)
+        pairs = (count * (count - 1)).clamp(min=1)
+        similarity, several = (total - count) / pairs, count > 1
+        output.stats["token_similarity"] = Mean((similarity * several).sum(), several.sum())
+        if len(states) > 1:
+            change = (last - states[-2].float()).norm(dim=-1) / last.norm(dim=-1)
+            output.stats["state_change"] = Mean((change * valid).sum(), valid.sum())
+        if "depth_0/nll" not in output.stats:
+            first = self._nll(states[0], entered, targets)[0]
+            output.stats["depth_0/nll"] = Mean(first, valid.sum())
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per token; those of a training step are a mean over steps.
+
+        Recurrences without a graph cost a forward pass; a frozen network nothing else.
+        """
+        if not training:
+            return super().flops_per_token(context)
+        config, parts = self.config, self.plain_flops(context)
+        mean, trained = mean_recurrences(config)
+        run, kept = (self.flops_of_steps(context, r - 1) for r in (mean, trained))
+        forward, graph = (sum(x.values()) - x.get("exits", 0.0) for x in (run, kept))
+        coda = sum(parts.values()) - parts["output"]
+        read_out = parts["output"] + config.coda_layers / config.num_layers * coda
+        gated = config.gate != "none"
+        more = (mean - 1) * read_out if gated else 0.0
+        logged = read_out if config.log_states and not gated else 0.0
+        if config.gate == "alone":
+            return forward + more
+        blocks = graph - parts["output"]
+        again = training_flops(0.0, blocks, config)
+        return forward - graph + TRAINING_FACTOR * (graph + more) + again + logged
