@@ -37,6 +37,7 @@ from lightning_models import (
     PonderLM,
     PonderLM1,
     PonderLM2,
+    RecurrentDepthLM,
     ThinkingStatesLM,
     ThoughtbubblesLM,
     ThoughtGestaltLM,
@@ -149,6 +150,22 @@ LATENT = {
 PONDER = {"thinking_steps": 2, "eval_iterations": None, "num_layers": 2}
 ONE_STEP = PONDER | {"thinking_steps": 1}
 REPEATED = {"thinking_steps": 2}
+HUGINN = {
+    "num_layers": 1,
+    "prelude_layers": 1,
+    "coda_layers": 1,
+    "thinking_steps": 3,
+    "injection": "concat",
+    "state": "noise",
+    "norms": "huginn",
+    "training_recurrences": "sampled",
+    "backprop_recurrences": 2,
+    "tie_head": True,
+}
+KL = {"exit": "kl", "exit_threshold": 0.02}
+LATENT_DIFFERENCE = {"exit": "latent", "exit_threshold": 0.5, "state": "zero"}
+OURO = {"num_layers": 2, "thinking_steps": 2, "norms": "ouro", "gate": "joint"}
+FROZEN: dict[str, Any] = {"training_factor": 1.0, "recomputes": False}
 MOR = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}
 PASSES: dict[str, Any] = {
     "training_factor": 0.0,  # iterations to convergence are counted as their limit
@@ -220,6 +237,11 @@ def latent(name: str, *, full: bool = False, **changes: Any) -> Method:
     return Method(name, LatentThoughtLM, LATENT | changes, full=full, **BOUND)
 
 
+def depth(name: str, config: dict[str, Any], **fields: Any) -> Method:
+    """A variant of recurrent depth."""
+    return Method(name, RecurrentDepthLM, config, **{"loss_breaks": HOST_DRAWS, **fields})
+
+
 def gestalt(name: str, **changes: Any) -> Method:
     """A variant of Thought Gestalt."""
     far = changes.get("memory") != "none"
@@ -254,6 +276,16 @@ METHODS = [
     Method("ponderlm2", PonderLM2, ONE_STEP | {"prefill": "sequential"}, **PASSES),
     Method("ponderlm1", PonderLM1, REPEATED),
     Method("looped", LoopedLM, REPEATED),
+    depth("huginn", HUGINN, full=True, training_factor=2.5),
+    depth("huginn-kl", HUGINN | {"exit": "kl", "exit_threshold": 0.02}, training_factor=1.5),
+    depth(
+        "huginn-latent",
+        HUGINN | {"exit": "latent", "exit_threshold": 0.5, "state": "zero"},
+        training_factor=2.5,
+    ),
+    depth("ouro", OURO, full=True),
+    depth("ouro-exits", OURO | {"exit": "gate", "exit_threshold": 0.6, "cache_lookup": "skip"}),
+    depth("ouro-gate-alone", OURO | {"gate": "alone"}, guesses=1.08, **FROZEN),
     Method("pause", PauseLM, REPEATED),
     Method("mixture-of-recursions", MoRLM, MOR),
     Method("mixture-of-recursions-topk", MoRLM, MOR | {"eval_routing": "topk"}),

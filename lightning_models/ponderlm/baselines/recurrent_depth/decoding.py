@@ -40,7 +40,8 @@ class Read(NamedTuple):
     recurrences: Tensor
     """How many the token took, int64 (n,)."""
     by_depth: Tensor | None
-    """States (n, K+1, D) read out after each recurrence; after the exit, the last ones."""
+    """States (n, K+1, D) read out after each recurrence, among tokens as deep as they went; after
+    the exit, the last ones."""
 
 
 def read_token(

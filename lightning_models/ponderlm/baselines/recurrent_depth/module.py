@@ -87,7 +87,7 @@ class LoopedLM(DepthLM):
         states = done.states if done.by_depth is None else done.by_depth
         return states, (done.recurrences - 1).clamp(min=0)
 
-    def init_cache(  # type: ignore[override]
+    def init_cache(
         self,
         prompts: Tensor,
         lengths: Tensor,
@@ -312,11 +312,11 @@ class RecurrentDepthLM(LoopedLM):
         forward, graph = (sum(x.values()) - x.get("exits", 0.0) for x in (run, kept))
         coda = sum(parts.values()) - parts["output"]
         read_out = parts["output"] + config.coda_layers / config.num_layers * coda
-        gated = config.gate != "none"
+        gated = self.network.gate is not None
         more = (mean - 1) * read_out if gated else 0.0
+        gate = mean * linear_flops(self.network.gate) if self.network.gate is not None else 0.0
         logged = read_out if config.log_states and not gated else 0.0
         if config.gate == "alone":
-            return forward + more
-        blocks = graph - parts["output"]
-        again = training_flops(0.0, blocks, config)
-        return forward - graph + TRAINING_FACTOR * (graph + more) + again + logged
+            return forward + more + 2 * gate  # no gradient goes to the states
+        again = training_flops(0.0, graph - parts["output"], config)
+        return forward - graph + TRAINING_FACTOR * (graph + more + gate) + again + logged

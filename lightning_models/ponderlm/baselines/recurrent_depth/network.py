@@ -182,7 +182,7 @@ class RecurrentNetwork(RepeatedNetwork):
             return torch.zeros_like(entered.e)
         # NOTE(paper): a normal distribution, as printed; the public code cuts it at 3 sigma.
         noise = self._fixed_noise(entered) if noise is None else noise
-        return (shape.state_std * noise).to(entered.e.dtype).expand_as(entered.e)
+        return (shape.state_std * noise.to(entered.e.dtype)).expand_as(entered.e)
 
     def _fixed_noise(self, entered: Entered) -> Tensor:
         # of all positions that tokens may stand at: the host does not read theirs
@@ -197,7 +197,8 @@ class RecurrentNetwork(RepeatedNetwork):
         """Returns s_i (B, T, D) after recurrence ``number`` = i - 1, from s_(i-1)."""
         injection = self.config.recurrence.injection
         if self.adapter is not None:
-            s = self.adapter(torch.cat((s, entered.e), dim=-1))
+            # autocast computes it in bf16, and the residual stream stays in float32
+            s = self.adapter(torch.cat((s, entered.e), dim=-1)).to(entered.e.dtype)
         elif injection == "add":
             s = s + entered.e
         slot = number % self.slots  # reused once all slots are taken
@@ -283,7 +284,9 @@ class RecurrentNetwork(RepeatedNetwork):
 def draw_noise(key: Sequence[int], positions: int, dim: int) -> Tensor:
     """Returns at least ``positions`` rows of standard normals (N, D), a function of key and row."""
     generators = (seeded_generator(*key, part) for part in range(-(-positions // NOISE_ROWS)))
-    return torch.cat([torch.randn(NOISE_ROWS, dim, generator=each) for each in generators])
+    return torch.cat(
+        [torch.randn(NOISE_ROWS, dim, generator=g, dtype=torch.float32) for g in generators]
+    )
 
 
 def draw_recurrences(config: LoopedConfig, step: int) -> int:
