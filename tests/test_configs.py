@@ -27,6 +27,7 @@ CONFIGS = sorted(
         "thought_gestalt",
         "latent_thought",
         "ponderlm",
+        "recurrent_depth",
         "thinking_states",
     )
     for path in (ROOT / "configs" / room).iterdir()
