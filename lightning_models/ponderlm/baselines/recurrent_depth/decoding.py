@@ -12,19 +12,13 @@ from lightning_models.ponderlm.baselines.recurrent_depth.network import Recurren
 
 
 class RecurrentCache(KVCache):
-    """Keys and values of every cached recurrence, prelude and coda; and how deep tokens went.
-
-    Args:
-        network: Says how many layers there are.
-        batch: Number of rows.
-        capacity: Tokens of a row at most.
-    """
+    """Keys and values of every cached recurrence, prelude and coda; and how deep tokens went."""
 
     def __init__(self, network: RecurrentNetwork, batch: int, capacity: int) -> None:
         empty = network.new_cache(batch, capacity)
         super().__init__(len(empty.layers), batch, capacity, empty.lengths.device)
-        self.most = network.config.thinking_steps + 1
-        self.recurrences = torch.full((batch, capacity), self.most, device=empty.lengths.device)
+        most = network.config.thinking_steps + 1
+        self.recurrences = torch.full((batch, capacity), most, device=empty.lengths.device)
         """Recurrences of each token, int64 (B, capacity); the most where none is."""
 
     def select(self, rows: Tensor) -> None:
@@ -61,17 +55,15 @@ def read_token(
         every_depth: Whether to return ``by_depth``.
     """
     config, shape = network.config, network.config.recurrence
-    index = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
-    going, chosen = torch.arange(len(tokens), device=tokens.device), rows
+    going = torch.arange(len(tokens), device=tokens.device)  # of the n rows
+    index = going if rows is None else rows
     with cache.only(rows):
-        entered = network.enter(tokens[:, None], cache)
-        states = network.first_state(entered)  # (n, 1, D)
-    rule = ExitRule(shape) if shape.exits_early else None
-    each = every_depth or shape.reads_logits
-    last, taken, s, now = states, torch.zeros_like(tokens), states, entered
-    read, steps = torch.zeros_like(states), []
+        now = entered = network.enter(tokens[:, None], cache)
+        s = last = network.first_state(entered)  # (n, 1, D)
+    rule, taken = ExitRule(shape) if shape.exits_early else None, torch.zeros_like(tokens)
+    each, read, steps = every_depth or shape.reads_logits, torch.zeros_like(last), []
     for number in range(config.thinking_steps + 1):
-        with cache.only(chosen):
+        with cache.only(rows):
             seen = _visible(cache, now.mask, number) if shape.cache_lookup == "skip" else now.mask
             before, s = s, network.step(s, now._replace(mask=seen), number)
             out = network.read_out(s, now) if each else None
@@ -79,27 +71,28 @@ def read_token(
             read = read.to(out.dtype).index_copy(0, going, out)
             steps.append(read[:, 0])
         ends = number == config.thinking_steps
-        leaves = None if rule is None or ends else _leaving(network, rule, before, s, out)
-        if ends or (leaves is not None and bool(leaves.any())):
-            gone = going if leaves is None or ends else going[leaves]
-            end = s if leaves is None or ends else s[leaves]
-            last, taken = last.to(s.dtype).index_copy(0, gone, end), taken.clone()
-            taken[gone] = number + 1
-            if ends or leaves is None or bool(leaves.all()):
-                break
-            assert rule is not None
+        if rule is None and not ends:
+            continue
+        leaves = torch.ones_like(going, dtype=torch.bool)
+        if rule is not None and not ends:
+            leaves = _leaving(network, rule, before, s, out)
+        last = last.to(s.dtype).index_copy(0, going[leaves], s[leaves])
+        taken = taken.index_fill(0, going[leaves], number + 1)
+        staying = (~leaves).nonzero()[:, 0]
+        if not len(staying):
+            break
+        if rule is not None and len(staying) < len(going):
             rule.keep(~leaves)
-            staying = (~leaves).nonzero()[:, 0]
             going, s, now = going[staying], s[staying], now.rows(staying)
-            chosen = index[going]
+            rows = index[going]
+    rows = None if len(index) == len(cache.lengths) else index
     if not each:
         with cache.only(rows):
             read = network.read_out(last, entered)
     leave_entries(network, cache, index, cache.lengths[index], taken)
     cache.advance(1 if rows is None else torch.zeros_like(cache.lengths).index_fill(0, rows, 1))
     steps += steps[-1:] * (config.thinking_steps + 1 - len(steps))
-    by_depth = torch.stack(steps, dim=1) if every_depth else None
-    return Read(read[:, 0], taken, by_depth)
+    return Read(read[:, 0], taken, torch.stack(steps, dim=1) if every_depth else None)
 
 
 def _leaving(
@@ -124,20 +117,12 @@ def _visible(cache: RecurrentCache, mask: Tensor | None, number: int) -> Tensor:
 
 
 def leave_entries(
-    network: RecurrentNetwork,
-    cache: RecurrentCache,
-    rows: Tensor,
-    positions: Tensor,
-    taken: Tensor,
+    network: RecurrentNetwork, cache: RecurrentCache, rows: Tensor, positions: Tensor, taken: Tensor
 ) -> None:
     """Fills the slots of tokens as ``cache_lookup`` says.
 
-    Args:
-        network: Says how.
-        cache: Holds the entries of the recurrences that the tokens took.
-        rows: int64 (N,), of each token.
-        positions: int64 (N,).
-        taken: Recurrences, int64 (N,).
+    The cache holds the entries of the recurrences, ``taken``, that each token took; rows, positions
+    and ``taken`` are int64 (N,).
     """
     lookup, slots = network.config.recurrence.cache_lookup, network.slots
     cache.recurrences[rows, positions] = taken
@@ -170,26 +155,16 @@ def read_text(
 ) -> Read:
     """Reads texts (B, T) token by token: ``Read`` with a dimension of tokens after the rows.
 
-    Args:
-        network: In eval mode.
-        cache: Empty; the tokens are added.
-        tokens: int64, padded on the right.
-        lengths: int64 (B,); what stands after them is not read, and zero in the result.
-        every_depth: See ``read_token``.
+    Tokens after a row's length (B,), of which one is at least 1, are not read, and zero in the
+    result. Other arguments are those of ``read_token``, with an empty cache.
     """
-    shape = (*tokens.shape, network.config.dim)
-    states, by_depth = network.embedding.weight.new_zeros(shape), None
-    recurrences = torch.zeros_like(tokens)
-    most = max(lengths.tolist(), default=0)
-    for place in range(most):
+    whole: list[Tensor] = []
+    for place in range(max(lengths.tolist(), default=0)):
         rows = (lengths > place).nonzero()[:, 0]
         chosen = None if len(rows) == len(tokens) else rows
         done = read_token(network, cache, tokens[rows, place], chosen, every_depth)
-        states = states.to(done.states.dtype)
-        states[rows, place], recurrences[rows, place] = done.states, done.recurrences
-        if done.by_depth is not None:
-            if by_depth is None:
-                sizes = (*tokens.shape, *done.by_depth.shape[1:])
-                by_depth = done.by_depth.new_zeros(sizes)
-            by_depth[rows, place] = done.by_depth
-    return Read(states, recurrences, by_depth)
+        parts = [part for part in done if part is not None]
+        whole = whole or [part.new_zeros(*tokens.shape, *part.shape[1:]) for part in parts]
+        for values, part in zip(whole, parts, strict=True):
+            values[rows, place] = part
+    return Read(whole[0], whole[1], whole[2] if every_depth else None)

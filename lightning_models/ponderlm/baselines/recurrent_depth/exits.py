@@ -1,7 +1,5 @@
 """When a token exits: Ouro's learned gate and its two objectives, and Huginn's criteria."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,19 +32,10 @@ def log_exits(logits: Tensor) -> tuple[Tensor, Tensor]:
     return stay + leave, stay
 
 
-class ExpectedLoss(NamedTuple):
-    """Stage I, summed over targets, in nats."""
-
-    value: Tensor
-    """sum_t p_t L_t."""
-    entropy: Tensor
-    """H(p)."""
-    recurrences: Tensor
-    """sum_t t p_t, without gradient."""
-
-
-def expected_loss(logits: Tensor, weighted: Tensor, losses: Tensor, valid: Tensor) -> ExpectedLoss:
-    """Returns the summands of stage I's objective, sum_t p_t L_t - beta H(p) (Eq. 4).
+def expected_loss(
+    logits: Tensor, weighted: Tensor, losses: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns sums over targets: sum_t p_t L_t and H(p) of stage I (Eq. 4), and sum_t t p_t.
 
     Args:
         logits: The gate's (..., T).
@@ -59,9 +48,8 @@ def expected_loss(logits: Tensor, weighted: Tensor, losses: Tensor, valid: Tenso
     # the value of `weighted`, and the gradient of sum_t p_t L_t with respect to p_t
     value = weighted + ((p - p.detach()) * losses).sum()
     entropy = -(p * log_p).sum(dim=-1)
-    times = torch.arange(1, p.shape[-1] + 1, device=p.device)
-    recurrences = (p.detach() * times).sum(dim=-1)
-    return ExpectedLoss(value, (entropy * valid).sum(), (recurrences * valid).sum())
+    recurrences = (p * torch.arange(1, p.shape[-1] + 1, device=p.device)).sum(dim=-1).detach()
+    return value, (entropy * valid).sum(), (recurrences * valid).sum()
 
 
 def gain_loss(logits: Tensor, losses: Tensor, valid: Tensor) -> Tensor:
@@ -87,11 +75,7 @@ def gain_loss(logits: Tensor, losses: Tensor, valid: Tensor) -> Tensor:
 
 
 class ExitRule:
-    """Decides for the rows that are still at their token whether they exit; one token long.
-
-    Args:
-        shape: Rule and threshold.
-    """
+    """Decides for the rows that are still at their token whether they exit; one token long."""
 
     def __init__(self, shape: Recurrence) -> None:
         self.shape = shape
@@ -133,9 +117,11 @@ class ExitRule:
 
     def _stable(self, best: Tensor) -> Tensor:
         """Returns for how many recurrences the most likely token (n,) has stayed the same."""
-        count = torch.zeros_like(best) if self._count is None else self._count
-        same = best == self._memory if self._memory is not None else torch.zeros_like(best).bool()
-        self._memory, self._count = best, torch.where(same, count + 1, 0)
+        if self._memory is None or self._count is None:
+            self._count = torch.zeros_like(best)
+        else:
+            self._count = torch.where(best == self._memory, self._count + 1, 0)
+        self._memory = best
         return self._count
 
     def keep(self, stays: Tensor) -> None:

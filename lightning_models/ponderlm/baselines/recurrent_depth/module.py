@@ -12,23 +12,10 @@ from lightning_models.layers import KVCache, record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import linear_cross_entropy_each, logits
 from lightning_models.outputs import LossOutput, Mean, Term
-from lightning_models.ponderlm.baselines.recurrent_depth import decoding
-from lightning_models.ponderlm.baselines.recurrent_depth.config import (
-    LoopedConfig,
-    RecurrentDepthConfig,
-)
-from lightning_models.ponderlm.baselines.recurrent_depth.exits import (
-    expected_loss,
-    gain_loss,
-    log_exits,
-)
-from lightning_models.ponderlm.baselines.recurrent_depth.network import (
-    Entered,
-    RecurrentNetwork,
-    draw_noise,
-    draw_recurrences,
-    mean_recurrences,
-)
+from lightning_models.ponderlm.baselines.recurrent_depth import config as configs
+from lightning_models.ponderlm.baselines.recurrent_depth import decoding, exits
+from lightning_models.ponderlm.baselines.recurrent_depth import network as networks
+from lightning_models.ponderlm.baselines.recurrent_depth.network import Entered, RecurrentNetwork
 from lightning_models.ponderlm.baselines.shared import DepthLM
 from lightning_models.runtime import uncompiled
 
@@ -42,12 +29,12 @@ class LoopedLM(DepthLM):
         compile: Whether to compile the network's blocks with torch.compile (in place).
     """
 
-    config: LoopedConfig
+    config: configs.LoopedConfig
     network: RecurrentNetwork
 
     def __init__(
         self,
-        config: LoopedConfig,
+        config: configs.LoopedConfig,
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
@@ -174,11 +161,11 @@ class RecurrentDepthLM(LoopedLM):
         compile: Whether to compile the network's blocks with torch.compile (in place).
     """
 
-    config: RecurrentDepthConfig
+    config: configs.RecurrentDepthConfig
 
     def __init__(
         self,
-        config: RecurrentDepthConfig,
+        config: configs.RecurrentDepthConfig,
         optimizer: OptimizerConfig = OptimizerConfig(),
         compile: bool = False,
     ) -> None:
@@ -231,7 +218,9 @@ class RecurrentDepthLM(LoopedLM):
         """Returns r of this step, and how many of them keep their graph."""
         if not self.training or self.config.training_recurrences == "fixed":
             return self.config.thinking_steps + 1, self.config.backprop_recurrences
-        return draw_recurrences(self.config, self._step()), self.config.backprop_recurrences
+        return networks.draw_recurrences(
+            self.config, self._step()
+        ), self.config.backprop_recurrences
 
     def _step(self) -> int:
         return 0 if self._trainer is None else self._trainer.global_step
@@ -243,7 +232,7 @@ class RecurrentDepthLM(LoopedLM):
         numbers = batch["numbers"] if "numbers" in batch else batch["sequence_id"].tolist()
         count, dim = entered.e.shape[1:]
         key = self.config.seed, self._step()
-        rows = [draw_noise((*key, number), count, dim)[:count] for number in numbers]
+        rows = [networks.draw_noise((*key, number), count, dim)[:count] for number in numbers]
         return torch.stack(rows).to(entered.e.device, non_blocking=True)
 
     def _nll(
@@ -258,23 +247,19 @@ class RecurrentDepthLM(LoopedLM):
         config, valid = self.config, targets >= 0
         count = valid.sum()
         gate = torch.stack([self.network.exit_logits(s) for s in states], dim=-1)  # (B, T, r)
-        p = log_exits(gate.detach())[0].exp()
+        p = exits.log_exits(gate.detach())[0].exp()
         with torch.set_grad_enabled(torch.is_grad_enabled() and config.gate == "joint"):
             pairs = [
                 self._nll(s, entered, targets, p[..., depth]) for depth, s in enumerate(states)
             ]
         weighted, losses = sum(pair[0] for pair in pairs), torch.stack([x for _, x in pairs], -1)
-        expected = expected_loss(gate, torch.as_tensor(weighted), losses, valid)
-        terms = {"nll": Term(expected.value, count, "targets")}
+        nll, entropy, times = exits.expected_loss(gate, torch.as_tensor(weighted), losses, valid)
         if config.gate == "joint":
-            entropy = -config.entropy_weight * expected.entropy
-            terms["entropy"] = Term(entropy, count, "targets")
-        else:
-            # the expected loss is reported, and the gate learns from gains alone
-            terms["nll"] = Term(expected.value.detach(), count, "targets")
-            terms["gate"] = Term(gain_loss(gate, losses, valid), count, "targets")
-        output = LossOutput(terms)
-        output.stats["expected_recurrences"] = Mean(expected.recurrences, count)
+            more = {"entropy": -config.entropy_weight * entropy}
+        else:  # the expected loss is reported, and the gate learns from gains alone
+            nll, more = nll.detach(), {"gate": exits.gain_loss(gate, losses, valid)}
+        terms = {key: Term(total, count, "targets") for key, total in {"nll": nll, **more}.items()}
+        output = LossOutput(terms, {"expected_recurrences": Mean(times, count)})
         if config.training_recurrences == "fixed":  # else steps would log other names
             for depth, total in enumerate(losses.sum(dim=(0, 1))):
                 output.stats[f"depth_{depth}/nll"] = Mean(total, count)
@@ -307,7 +292,7 @@ class RecurrentDepthLM(LoopedLM):
         if not training:
             return super().flops_per_token(context)
         config, parts = self.config, self.plain_flops(context)
-        mean, trained = mean_recurrences(config)
+        mean, trained = networks.mean_recurrences(config)
         run, kept = (self.flops_of_steps(context, r - 1) for r in (mean, trained))
         forward, graph = (sum(x.values()) - x.get("exits", 0.0) for x in (run, kept))
         coda = sum(parts.values()) - parts["output"]

@@ -5,7 +5,7 @@ In the letters of Huginn: e = P(x), s_i = R(A [s_(i-1); e]) for i = 1..r, logits
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ from lightning_models.runtime import seeded_generator
 
 NOISE_ROWS = 256
 """Positions whose noise one generator draws."""
+SIGMA = 0.5
+"""Standard deviation of tau, see ``draw_recurrences``."""
 
 
 class SandwichBlock(Block):
@@ -161,19 +163,21 @@ class RecurrentNetwork(RepeatedNetwork):
     def enter(self, tokens: Tensor, cache: KVCache | None = None) -> Entered:
         """Returns e = P(x) of ``tokens`` (B, T), and their positions and masks."""
         positions, mask = places(tokens.shape[1], cache, tokens.device)
-        rope, x = self.rope(positions), self.embed(tokens, positions)
-        first = self.slots * len(self.blocks)
-        blocks = self.prelude.blocks
-        e = self.apply_blocks(x, rope, cache=cache, mask=mask, blocks=blocks, first=first)
-        return Entered(e, rope, positions, cache, mask)
+        x = self.embed(tokens, positions)
+        entered = Entered(x, self.rope(positions), positions, cache, mask)
+        e = self._through(x, entered, self.prelude.blocks, self.slots * len(self.blocks))
+        return entered._replace(e=e)
+
+    def _through(
+        self, x: Tensor, entered: Entered, blocks: Iterable[nn.Module], first: int
+    ) -> Tensor:
+        rope, cache, mask = entered.rope, entered.cache, entered.mask
+        return self.apply_blocks(x, rope, cache=cache, mask=mask, blocks=blocks, first=first)
 
     def first_state(self, entered: Entered, noise: Tensor | None = None) -> Tensor:
-        """Returns s_0 (B, T, D).
+        """Returns s_0 (B, T, D), where it is noisy from standard normals (B, T, D).
 
-        Args:
-            entered: From ``enter``.
-            noise: Standard normals (B, T, D) of a noisy state. By default those that depend on
-                seed and position alone, so that scoring and decoding read the same ones.
+        By default they depend on seed and position alone: scoring and decoding read the same ones.
         """
         shape = self.config.recurrence
         if shape.state == "embedding":
@@ -195,14 +199,13 @@ class RecurrentNetwork(RepeatedNetwork):
 
     def step(self, s: Tensor, entered: Entered, number: int) -> Tensor:
         """Returns s_i (B, T, D) after recurrence ``number`` = i - 1, from s_(i-1)."""
-        injection = self.config.recurrence.injection
         if self.adapter is not None:
             # autocast computes it in bf16, and the residual stream stays in float32
             s = self.adapter(torch.cat((s, entered.e), dim=-1)).to(entered.e.dtype)
-        elif injection == "add":
+        elif self.config.recurrence.injection == "add":
             s = s + entered.e
-        slot = number % self.slots  # reused once all slots are taken
-        s = self.apply_blocks(s, entered.rope, cache=entered.cache, mask=entered.mask, number=slot)
+        first = number % self.slots * len(self.blocks)  # slots are reused once all are taken
+        s = self._through(s, entered, self.blocks, first)
         return self.norm(s) if self.config.recurrence.norms == "ouro" else s
 
     def recur(
@@ -214,14 +217,10 @@ class RecurrentNetwork(RepeatedNetwork):
         recurrences: int | None = None,
         trained: int | None = None,
     ) -> list[Tensor]:
-        """Returns s_1, .., s_r, or only the first and the last two of them.
+        """Returns s_1, .., s_r, or only the first and the last two unless ``every`` is asked for.
 
-        Args:
-            entered: From ``enter``.
-            s: s_0 (B, T, D).
-            every: Whether to keep all states.
-            recurrences: r; by default ``thinking_steps`` + 1.
-            trained: Number of last recurrences that keep their graph; by default all.
+        Begins with s_0 (B, T, D). ``recurrences`` is r, by default K + 1, and ``trained`` the
+        number of last recurrences that keep their graph, by default all.
         """
         recurrences = self.config.thinking_steps + 1 if recurrences is None else recurrences
         untrained = 0 if trained is None else max(0, recurrences - trained)
@@ -240,14 +239,7 @@ class RecurrentNetwork(RepeatedNetwork):
         h = self.norm(s) if shape.norms == "huginn" else s
         if shape.coda_layers:
             first = self.slots * len(self.blocks) + shape.prelude_layers
-            h = self.apply_blocks(
-                h,
-                entered.rope,
-                cache=entered.cache,
-                mask=entered.mask,
-                blocks=self.coda.blocks,
-                first=first,
-            )
+            h = self._through(h, entered, self.coda.blocks, first)
         elif shape.norms == "ouro":
             return h
         return self.norm(h)
@@ -298,9 +290,6 @@ def draw_recurrences(config: LoopedConfig, step: int) -> int:
     generator = seeded_generator(config.recurrence.seed, step)
     normal = float(torch.randn((), generator=generator, dtype=torch.float64))
     return 1 + int(torch.poisson(_rates(config, torch.tensor(normal)), generator=generator))
-
-
-SIGMA = 0.5
 
 
 def _rates(config: LoopedConfig, normal: Tensor) -> Tensor:
