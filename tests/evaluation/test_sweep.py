@@ -257,6 +257,7 @@ DIALS = {
     "ponderlm2": ["--dial", "eval_iterations=0,1,null"],
     "ponderlm1": ["--dial", "thinking_steps=0,1,2"],
     "looped": ["--dial", "thinking_steps=0,1,2"],
+    "huginn": ["--dial", "thinking_steps=0,1,3"],
     "pause": ["--dial", "thinking_steps=1,2,3"],
     "thought-gestalt": ["--dial", "memory_size=1,2,3"],
 }

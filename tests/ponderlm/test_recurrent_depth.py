@@ -2,10 +2,14 @@
 
 import dataclasses
 import math
+from itertools import accumulate
+from operator import mul
 
 import pytest
 import torch
 
+from callbacks import StepAllocation
+from datamodules import load_tokenizer
 from lightning_models import (
     RecurrentDepthConfig,
     RecurrentDepthLM,
@@ -287,6 +291,27 @@ def test_prompts_may_be_read_with_every_recurrence():
             cache = model.init_cache(tokens, lengths, 2)
             model.decode_step(cache, tokens[:, -1])
         assert cache.recurrences[0, :4].tolist() == [taken] * 3 + [1]
+
+
+def test_analyses_show_the_recurrences_of_each_token_and_the_gate():
+    model, batch = build(**DEEP | {"exit": "latent", "exit_threshold": 0.7}), numbered([8])
+    found = StepAllocation().analyse_text(model, batch, load_tokenizer("bytes")).tables
+    taken = reading(model, batch).recurrences[0] - 1
+    assert found["tokens"]["executed"].tolist() == taken.tolist()
+    assert found["steps"]["tokens"].tolist() == torch.bincount(taken, minlength=5).tolist()
+    whole = build(**OURO)
+    shown = StepAllocation().analyse_text(whole, batch, load_tokenizer("bytes")).tables["tokens"]
+    assert set(shown["executed"]) == {3}
+    weights = decoder.leaves(whole.network.state_dict())
+    with torch.no_grad():
+        states = reference.run(weights, whole.config, batch["tokens"][0].tolist(), 4).states[1:]
+        stays = [
+            [1 - reference.exit_probability(weights, whole.config, s[t]).item() for s in states]
+            for t in range(8)
+        ]
+    survived = [[1.0, *accumulate(own[:-1], mul)] for own in stays]
+    mine = shown[[f"w_{k}" for k in range(4)]].to_numpy().tolist()
+    torch.testing.assert_close(torch.tensor(mine), torch.tensor(survived), atol=1e-4, rtol=1e-4)
 
 
 # ---- recurrences of training steps
