@@ -19,18 +19,10 @@ from lightning_models.optim import OptimizerConfig, build_optimizer, schedule_fa
 from training import main
 
 ROOT = Path(__file__).parent.parent
+OTHERS = {"data", "studies", "tasks", "trainer"}
+"""Folders whose files are no trainings."""
 CONFIGS = sorted(
-    path
-    for room in (
-        "transformer",
-        "thoughtbubbles",
-        "thought_gestalt",
-        "latent_thought",
-        "ponderlm",
-        "recurrent_depth",
-        "thinking_states",
-    )
-    for path in (ROOT / "configs" / room).iterdir()
+    path for path in (ROOT / "configs").glob("*/*.yaml") if path.parent.name not in OTHERS
 )
 SMALL = {"num_layers": 1, "dim": 16, "num_heads": 2, "ffn_dim": 32}
 OF_MODEL = {
