@@ -20,6 +20,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
 | ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |
 | ``PosteriorAnalysis`` | how latent vectors are inferred, and T_fast swept; added by hand |
+| ``RecallAnalysis`` | facts recalled by the sentences since; added by hand |
 | ``StepAllocation`` | where a pondering model spends its steps; added by hand |
 | ``ThoughtTrace`` | thoughts along queries, next to the data's; added by hand |
 | ``TaskScores`` | scores on tasks of lm-evaluation-harness, every n steps; added by hand |
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from callbacks.analysis.forks import ForkAnalysis as ForkAnalysis
     from callbacks.analysis.gates import GateAnalysis as GateAnalysis
     from callbacks.analysis.posterior import PosteriorAnalysis as PosteriorAnalysis
+    from callbacks.analysis.recall import RecallAnalysis as RecallAnalysis
     from callbacks.analysis.steps import StepAllocation as StepAllocation
     from callbacks.analysis.thought_trace import ThoughtTrace as ThoughtTrace
     from callbacks.answer_accuracy import AnswerAccuracy as AnswerAccuracy
@@ -70,6 +72,7 @@ _NAMES = {
     "callbacks.analysis.forks": "ForkAnalysis",
     "callbacks.analysis.gates": "GateAnalysis",
     "callbacks.analysis.posterior": "PosteriorAnalysis",
+    "callbacks.analysis.recall": "RecallAnalysis",
     "callbacks.analysis.steps": "StepAllocation",
     "callbacks.analysis.thought_trace": "ThoughtTrace",
     "callbacks.answer_accuracy": "AnswerAccuracy",

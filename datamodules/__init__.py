@@ -10,6 +10,7 @@
 | | `OpenWebText`, `PeS2o`, `WikiText103` |
 | `pile` | `Pile`: as text, or as the tokens that PonderLM's authors published |
 | `hub_text` | `HubText`: any dataset of the `datasets` library, by name or as an object |
+| `synthetic` | `SyntheticText`: generated texts on which one mechanism must work |
 | `zero_shot` | `ZeroShotText`: sets that papers score and do not train on |
 | `detokenizers` | from benchmark text to text as people write it, for those sets |
 | `answers` | `AnswerDataModule`: questions with marked answers, one a window; their rows |
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from datamodules.store import Counts as Counts
     from datamodules.store import Store as Store
     from datamodules.store import StoreError as StoreError
+    from datamodules.synthetic import SyntheticText as SyntheticText
     from datamodules.text import TextDataModule as TextDataModule
     from datamodules.tokenizers import Tokenizer as Tokenizer
     from datamodules.tokenizers import TokenizerUnavailableError as TokenizerUnavailableError
@@ -99,6 +101,7 @@ _NAMES = {
     "StateTracking TwoHop Wording",
     "datamodules.sentences": "SentenceTokenizer SentenceWindows Sentences",
     "datamodules.store": "Counts Store StoreError",
+    "datamodules.synthetic": "SyntheticText",
     "datamodules.text": "TextDataModule",
     "datamodules.tokenizers": "Tokenizer TokenizerUnavailableError load_tokenizer "
     "tokenizer_from_state",

@@ -1,30 +1,34 @@
 """Report of a study: the comparison of its runs, and a table of its evaluations.
 
 A study with columns generates a marked section of docs/results/NAME.md; the table of every
-run, the comparison and the files of the analyses are written to the folder docs/results/NAME.
+run, the comparison and the files of the analyses are written to the folder docs/results/NAME. A run
+that the table has with the declared settings stays in the report when its checkpoint is gone.
 """
 
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
 from callbacks.hooks import write_whole
 from evaluation.cli import main as evaluate
 from evaluation.runs import read_scalars
 from studies.runner import CONFIG, RunFolder, clock
-from studies.study import LOGGED, Run, Study, StudyError
+from studies.study import LOGGED, Figure, Run, Study, StudyError
 
 BEGIN = "<!-- study: begin (generated; what stands outside of the two marks is kept) -->"
 END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 RELATIVE = re.compile(r"\]\((?![#/]|\w+:)")
 """Beginning of a relative link of Markdown."""
-COMPARISON, EVERY_RUN = "comparison", "evaluations.csv"
+COMPARISON, EVERY_RUN, FIGURE = "comparison", "evaluations.csv", "figure.png"
+KIND = "kind of "
+"""Begins the columns of the table of every run with the kind of a likelihood."""
 BITS = ".bits_per_byte"
 
 Trained = Sequence[tuple[Run, RunFolder]]
@@ -97,13 +101,21 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     files = path.with_suffix("")
     files.mkdir(exist_ok=True)
     trained = trained_runs(study, folder)
-    shutil.rmtree(files / COMPARISON, ignore_errors=True)  # of the last time, without its report
-    compare(study, trained, files / COMPARISON)
     results = pd.DataFrame([read_results(run, run_dir) for run, run_dir in trained])
     table = evaluations_table(study, trained, results)
+    earlier = earlier_rows(study, files / EVERY_RUN, {run.folder for run, _ in trained})
+    if earlier.empty:  # a comparison takes the checkpoints of all runs
+        shutil.rmtree(files / COMPARISON, ignore_errors=True)  # of the last time
+        compare(study, trained, files / COMPARISON)
+    else:
+        order = {run.folder: place for place, run in enumerate(study.seeded(list(study.runs)))}
+        table = pd.concat([table, earlier], ignore_index=True)
+        table = table.sort_values("run", key=lambda names: names.map(order), ignore_index=True)
     table.to_csv(files / EVERY_RUN, index=False)
     _copy_files(study, trained, files)
-    section = render_section(study, trained, summary_table(study, table, results), files)
+    if study.figure is not None:
+        write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
+    section = render_section(study, table, files)
     for name in ("report.md", "report.html"):  # which the section has
         (files / COMPARISON / name).unlink(missing_ok=True)
     blank = (
@@ -141,12 +153,38 @@ def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> pd.DataFrame:
-    """Returns a line for each run: the study's columns with all digits, and its seconds."""
+    """Returns a line for each run: the study's columns with all digits, and its seconds.
+
+    Columns with bits per byte are followed by the kind of the likelihood, empty for an exact one.
+    """
     runs = [(run.folder, run.title, run.seed) for run, _ in trained]
     table = pd.DataFrame(runs, columns=["run", "title", "seed"])
     for title, key in study.columns.items():
         table[title] = _numbers(results, key)
-    return table.assign(seconds=[run_dir.record["train"]["seconds"] for _, run_dir in trained])
+        if key.endswith(BITS):
+            table[KIND + title] = [_kind(key, line) for line in results.to_dict("records")]
+    seconds = [run_dir.record["train"]["seconds"] for _, run_dir in trained]
+    return table.assign(
+        seconds=seconds, settings=[study.settings_digest(run) for run, _ in trained]
+    )
+
+
+def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataFrame:
+    """Returns the lines of an earlier table whose runs are declared as they were, untrained here.
+
+    Args:
+        study: The declared runs and columns.
+        path: The table; there may be none.
+        trained: Folders of the runs that are trained here.
+    """
+    if not path.is_file():
+        return pd.DataFrame()
+    table = pd.read_csv(path, dtype={"settings": str}, keep_default_na=True)
+    if "settings" not in table or not set(study.columns) <= set(table):
+        return pd.DataFrame()
+    digests = {run.folder: study.settings_digest(run) for run in study.seeded(list(study.runs))}
+    declared = table["settings"] == table["run"].map(digests)
+    return table[declared & ~table["run"].isin(list(trained))]
 
 
 def _numbers(results: pd.DataFrame, key: str) -> Any:
@@ -159,14 +197,11 @@ def _numbers(results: pd.DataFrame, key: str) -> Any:
         return float("nan")
 
 
-def summary_table(study: Study, table: pd.DataFrame, results: pd.DataFrame) -> str:
+def summary_table(study: Study, table: pd.DataFrame) -> str:
     """Returns a row for each run: means over its seeds, with the smallest and largest value."""
     rows = []
     for title, group in table.groupby("title", sort=False):
-        cells = {
-            name: _mean(group[name]) + _kind(key, results.loc[group.index])
-            for name, key in study.columns.items()
-        }
+        cells = {name: _mean(group[name]) + _kind_of(name, group) for name in study.columns}
         rows.append({"run": title, **cells, "wall time": clock(group["seconds"].mean())})
     return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
 
@@ -179,33 +214,44 @@ def _mean(values: pd.Series) -> str:
     return f"{values.mean():.5g}{several}"
 
 
-def _kind(key: str, results: pd.DataFrame) -> str:
-    """Returns the kind of a likelihood that is not an exact, causal one."""
-    measured = results[results[key].notna()] if key.endswith(BITS) and key in results else None
-    if measured is None or measured.empty:
-        return ""
-    name, first = key.removesuffix(BITS), measured.iloc[0]
-    if not first.get(f"{name}.causal", True):
-        return ", not causal"
-    kind = str(first.get(f"{name}.likelihood", "exact")).replace("_", " ")
-    return "" if kind == "exact" else f", {kind}"
+def _kind_of(name: str, group: pd.DataFrame) -> str:
+    """Returns the kind of a column's likelihood of one run on several seeds, after a comma."""
+    kinds = group[KIND + name][group[name].notna()].dropna() if KIND + name in group else []
+    return next((f", {kind}" for kind in kinds if kind), "")
 
 
-def render_section(study: Study, trained: Trained, summary: str, files: Path) -> str:
+def _kind(key: str, values: Mapping[str, Any]) -> str:
+    """Returns the kind of a run's likelihood if it is not an exact, causal one."""
+    name = key.removesuffix(BITS)
+    if values.get(f"{name}.causal") is False:
+        return "not causal"
+    kind = values.get(f"{name}.likelihood")
+    return kind.replace("_", " ") if isinstance(kind, str) and kind != "exact" else ""
+
+
+def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     """Returns the generated section, its marks included.
 
     Args:
         study: The declared runs and columns.
-        trained: Its trained runs.
-        summary: Table of their evaluations, in Markdown.
+        table: A line for each run, see `evaluations_table`.
         files: Folder of the report's files, the comparison among them.
     """
-    missing = {run.folder for run in study.seeded()} - {run.folder for run, _ in trained}
+    missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
-    seeds = " and ".join(str(seed) for seed in sorted({run.seed for run, _ in trained}))
-    report = (files / COMPARISON / "report.md").read_text(encoding="utf-8")
-    body = report.partition("\n")[2].replace("\n## ", "\n### ").strip()  # without its heading
-    body = RELATIVE.sub(f"]({files.name}/{COMPARISON}/", body)
+    seeds = " and ".join(str(seed) for seed in sorted(set(table["seed"])))
+    summary = summary_table(study, table)
+    if study.figure is not None:
+        summary += f"\n\n![{study.figure.y_label}]({files.name}/{FIGURE})"
+    written = files / COMPARISON / "report.md"
+    body = (
+        f"[Of the runs that were once trained together]({files.name}/{COMPARISON}/report.csv); not "
+        "written again, as checkpoints of some runs above are gone."
+    )
+    if written.is_file():
+        report = written.read_text(encoding="utf-8")
+        body = report.partition("\n")[2].replace("\n## ", "\n### ").strip()  # without its heading
+        body = RELATIVE.sub(f"]({files.name}/{COMPARISON}/", body)
     return f"""{BEGIN}
 
 {study.introduction}
@@ -228,7 +274,7 @@ better. Wall time is that of the whole training process, start-up and validation
 ## Comparison
 
 {body}
-{_analyses(trained, files)}
+{_analyses(study, files)}
 {END}"""
 
 
@@ -254,12 +300,34 @@ def _copy_files(study: Study, trained: Trained, files: Path) -> None:
                 shutil.copyfile(path, target / path.name)
 
 
-def _analyses(trained: Trained, files: Path) -> str:
+def _analyses(study: Study, files: Path) -> str:
     parts = []
-    for name in (f"{run.name}-{name}" for run, _ in trained for name in run.analyses):
+    for name in (f"{run.name}-{name}" for run in study.runs.values() for name in run.analyses):
+        if not (files / name).is_dir():
+            continue
         inside = sorted(path.name for path in (files / name).iterdir())
         links = {file: f"[{file}]({files.name}/{name}/{file})" for file in inside}
         parts += [f"### {name}"]
         parts += [f"!{links.pop(file)}" for file in inside if file.endswith((".png", ".svg"))]
         parts += [", ".join(links.values())] if links else []
     return "\n\n".join(["\n## Analyses", *parts, ""]) if parts else ""
+
+
+def draw_figure(study: Study, figure: Figure, files: Path) -> Any:
+    """Returns the study's figure, drawn from the files of its analyses.
+
+    Args:
+        study: The declared runs.
+        figure: The declared figure.
+        files: Folder of the report's files.
+    """
+    drawn, (ax,) = panels(6.4, 3.8, 1)
+    runs = [run for run in study.runs.values() if figure.analysis in run.analyses]
+    for run, color in zip(runs, shades(len(runs)), strict=True):
+        for path in sorted((files / f"{run.name}-{figure.analysis}").glob(figure.table)):
+            table = pd.read_csv(path)
+            draw_lines(ax, table, figure.x, {figure.y: (run.title, color)}, "o-")
+    if figure.marked is not None:
+        ax.axvline(figure.marked, color=GREY, linewidth=0.8)
+    finish(ax, figure.x_label or figure.x, figure.y_label or figure.y)
+    return drawn

@@ -51,6 +51,23 @@ class AnalysisSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A line for each run that has an analysis, drawn from the tables of its files."""
+
+    analysis: str
+    """Name of the analysis in ``Run.analyses``."""
+    table: str
+    """Glob of one of its CSV files."""
+    x: str
+    """Column over which lines are drawn."""
+    y: str
+    x_label: str = ""
+    y_label: str = ""
+    marked: float | None = None
+    """Value of x with a vertical line, such as the size of a memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Search:
     """Hyperparameter search of ``python -m studies.tune``, of equal size for each run.
 
@@ -143,6 +160,8 @@ class Study:
     """Title -> number in the table of docs/results/NAME.md: ``EVALUATION.KEY`` of a result file
     (``logged.TAG`` of the training's log), or a pandas expression with such names in backticks.
     Without columns the report is the comparison alone."""
+    figure: Figure | None = None
+    """The report's figure of all runs."""
     compare: Settings = field(default_factory=dict)
     """Options of ``evaluate.py compare``, e.g. its split."""
     trainer: Settings = field(default_factory=dict)
@@ -281,6 +300,11 @@ class Study:
             "checkpoint": {"save_top_k": 0, **saving},
             "samples": {"every_n_validations": 0},  # their time would count as training
         }
+
+    def settings_digest(self, run: Run) -> str:
+        """Returns 8 hex digits of all that decides a run's values but the code."""
+        settings = [self.train_config(run), run.evaluations]
+        return _digest(json.dumps(settings, sort_keys=True))
 
     def _length(self, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns arguments of the trainer and of checkpoints, written as often as validations."""
