@@ -18,21 +18,24 @@ STATED, ASKED, FILLER = "{} has the {}.", "{} gives the {}.", "It rains."
 
 
 def recall(length: int, draws: Draws) -> str:
-    """Returns a text of ``length`` sentences that states facts, and asks for each of them once.
+    """Returns a text of ``length`` sentences that states facts, and asks for each once at most.
 
     "Anna has the coin." states that of the `THINGS`, drawn evenly, Anna has the coin; nothing else
-    says so before "Anna gives the coin.", any number of sentences later. A fifth of the sentences
-    is filler. Two places that are drawn for a fact are the statement and, later, the question.
+    says so before "Anna gives the coin.", any number of sentences later. As often the latest fact
+    is asked for as any of those not asked for yet, so that distances are short and long. A fifth of
+    the sentences is filler.
     """
-    facts = min(2 * length // 5, len(PEOPLE))
-    places = draws.shuffled(range(length))
-    sentences = [FILLER] * length
-    for person, first, second in zip(
-        draws.shuffled(PEOPLE), places[:facts], places[facts : 2 * facts], strict=False
-    ):
-        thing = draws.pick(THINGS)
-        sentences[min(first, second)] = STATED.format(person, thing)
-        sentences[max(first, second)] = ASKED.format(person, thing)
+    people, sentences = draws.shuffled(PEOPLE), list[str]()
+    open_facts: list[tuple[str, str]] = []
+    for _ in range(length):
+        if draws.chance(0.2) or not (people or open_facts):
+            sentences.append(FILLER)
+        elif open_facts and (not people or draws.chance(0.5)):
+            place = -1 if draws.chance(0.5) else draws.below(len(open_facts))
+            sentences.append(ASKED.format(*open_facts.pop(place)))
+        else:
+            open_facts.append((people.pop(), draws.pick(THINGS)))
+            sentences.append(STATED.format(*open_facts[-1]))
     return " ".join(sentences)
 
 

@@ -76,6 +76,16 @@ STATES = {
     "batch_size": 4,
 }
 STORIES = {"train_stories": 40, "val_stories": 9, "test_stories": 12, "block_size": 640}
+GENERATED = {"train_documents": 12, "val_documents": 4, "test_documents": 3, "length": 10}
+BAD_GENERATED = (
+    {"task": "sorting"},
+    {"length": 4},
+    {"test_length": 4},
+    {"train_documents": 0},
+    {"val_documents": -1},
+    {"test_documents": -1},
+    {"document_seed": -1},
+)
 WORLD = {"works": 6, "people": 8, "companies": 4, "cities": 4, "countries": 3, "batch_size": 4}
 BAD_SENTENCES = (
     {"max_sentences": 0},
@@ -184,6 +194,8 @@ DATA_MODULES = [
         ({"set_name": "ptbb"}, {"revision": "x"}),
         trains=False,
     ),
+    DataModuleCase("SyntheticText", {**WINDOWS, **GENERATED}, BAD_GENERATED),
+    DataModuleCase("SyntheticText", {**WINDOWS, **GENERATED, "task": "operands"}),
     DataModuleCase("Sentences", STREAMS, BAD_SENTENCES),
     DataModuleCase("Sentences", {**STREAMS, "splitter": "spans:9", "max_sentence_tokens": 9}),
     DataModuleCase(

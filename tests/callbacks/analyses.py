@@ -7,7 +7,14 @@ from typing import Any
 import lightning as L
 from methods import METHODS
 
-from callbacks import ForkAnalysis, GateAnalysis, PosteriorAnalysis, StepAllocation, ThoughtTrace
+from callbacks import (
+    ForkAnalysis,
+    GateAnalysis,
+    PosteriorAnalysis,
+    RecallAnalysis,
+    StepAllocation,
+    ThoughtTrace,
+)
 from callbacks.analysis.base import Analysis
 from callbacks.analysis.forks import MEASURES
 from callbacks.analysis.report import Draw
@@ -126,6 +133,16 @@ CASES = [
         options={"steps": (0, 1)},
         steady={f"posterior/{name}": 0.02 for name in ("nll", "kl", "sweep/steps_1")},
         least={"sweep_every_n_validations": 0},
+    ),
+    Case(
+        RecallAnalysis,
+        "thought-gestalt",
+        "recall/",
+        {"distance": "distance questions accuracy nats"},
+        data="make_sentences",
+        options={"pattern": "(?P<key>.)(?P<answer>.)"},
+        steady={"recall/nats": 0.02},
+        changes={"memory_size": 2},
     ),
     Case(
         StepAllocation,

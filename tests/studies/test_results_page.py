@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pandas as pd
@@ -13,12 +14,13 @@ from studies.results_page import (
     BEGIN,
     END,
     check_report,
+    draw_figure,
     evaluations_table,
     write_report,
     write_suite,
 )
 from studies.runner import RunFolder, run_study
-from studies.study import StudyError
+from studies.study import Figure, StudyError
 
 
 @pytest.fixture
@@ -145,6 +147,36 @@ def test_the_users_text_is_neither_named_nor_quoted(reported, study, tmp_path):
 def test_missing_runs_are_named(reported, study, commands, tmp_path):
     text = reported(replace(study, seeds=(0, 2)))
     assert "- not run: copy-seed2, plain-seed2\n" in text
+
+
+def test_results_outlive_their_checkpoints(reported, study, commands, tmp_path):
+    """Of runs that are declared as they were; the comparison, which takes all, stays as it is."""
+    first = reported()
+    shutil.rmtree(tmp_path / "runs" / "copy-seed1")
+    compared = len(commands.seen)
+    second = reported()
+    assert len(commands.seen) == compared
+    assert table(second, "bpb") == table(first, "bpb")
+    assert "copied](" not in second
+    assert "- not run" not in second
+    rows = pd.read_csv(tmp_path / "pair" / "evaluations.csv")
+    assert [*rows["run"]] == ["plain-seed0", "copy-seed0", "plain-seed1", "copy-seed1"]
+    longer = replace(study.runs["copy"], length=2.0)
+    third = reported(replace(study, runs={**study.runs, "copy": longer}))
+    assert table(third, "bpb")["copied"]["bpb"] == "2, not causal"
+    assert "- not run: copy-seed1\n" in third
+
+
+def test_a_figure_has_a_line_for_each_run_with_the_analysis(study, tmp_path):
+    figure = Figure(analysis="looks", table="*x.csv", x="at", y="share", marked=1.5)
+    (tmp_path / "copy-looks").mkdir()
+    (tmp_path / "copy-looks" / "val-step=2-x.csv").write_text("at,share\n1,0.5\n2,0.25\n")
+    (ax,) = draw_figure(study, figure, tmp_path).axes
+    line, mark = ax.lines
+    assert line.get_label() == "copied"
+    assert line.get_xydata().tolist() == [[1, 0.5], [2, 0.25]]
+    assert [*mark.get_xdata()] == [1.5, 1.5]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("at", "share")
 
 
 def test_compare_takes_titles_and_options(reported, study, commands):

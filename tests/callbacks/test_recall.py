@@ -1,0 +1,95 @@
+"""Facts and questions of sentences, and what is right about them."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+from callbacks import RecallAnalysis
+from callbacks.analysis.base import Findings
+from callbacks.analysis.recall import by_distance
+from datamodules.sentences.batches import grid_batch
+from lightning_models.layers import record, recording
+from lightning_models.outputs import Scores
+
+PATTERN = r"(?P<key>[A-Z])\w? (?:has|gives) (?P<answer>\w+)"
+ROWS = [
+    ["A has ox", "it rains", "Bo has ox", "A gives ox", "B gives elk"],
+    ["C gives ox", "A gives ox"],  # the first document's facts are not its own
+]
+
+
+class Letters:
+    """A token a character."""
+
+    eos_id, text_bos_id = 1, None
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+    decode_continuation = decode
+
+
+class Scored(SimpleNamespace):
+    """A model that finds one token unlikely."""
+
+    def recorded(self, batch, **consumers):
+        greedy = torch.ones_like(batch["targets"], dtype=torch.bool)
+        greedy[0, 3, 8] = False  # of "A gives ox" the x
+        log_prob = torch.full(batch["targets"].shape, -0.5)
+        with recording(**consumers):
+            record("greedy", greedy=greedy)
+        return Scores(log_prob, torch.zeros(2), torch.ones(2), "exact")
+
+
+def sentences():
+    tokens = torch.zeros(2, 5, 14, dtype=torch.int64)
+    lengths = torch.zeros(2, 5, dtype=torch.int64)
+    for r, row in enumerate(ROWS):
+        for s, text in enumerate(row):
+            marked = [0, *map(ord, text), 1]
+            tokens[r, s, : len(marked)], lengths[r, s] = torch.tensor(marked), len(marked)
+    return grid_batch(tokens, lengths, torch.zeros_like(lengths).bool(), torch.arange(2))
+
+
+def collected(pattern=PATTERN):
+    findings = Findings()
+    model = Scored(config=SimpleNamespace(memory_size=2))
+    RecallAnalysis(pattern=pattern)._collect(Letters(), model, sentences(), findings)
+    return findings, model
+
+
+def test_questions_are_later_sentences_about_a_key():
+    """Bo, like B, is the key B; every token of an answer must be right, and its nats add up."""
+    findings, _ = collected()
+    expected = [(3, False, 1.0), (2, True, 1.5)]
+    assert [*findings["questions"].itertuples(index=False, name=None)] == expected
+
+
+def test_scalars_part_questions_at_the_memorys_end():
+    findings, model = collected()
+    scalars = RecallAnalysis(pattern=PATTERN)._report(None, model, findings).scalars
+    assert scalars == {
+        "recall/accuracy": 0.5,
+        "recall/nats": 1.25,
+        "recall/within_memory": 1.0,
+        "recall/beyond_memory": 0.0,
+    }
+
+
+def test_by_distance():
+    lines = {"distance": [2, 1, 2], "right": [True, False, False], "nats": [1.0, 2.0, 3.0]}
+    table = by_distance(pd.DataFrame(lines))
+    assert table.to_dict("list") == {
+        "distance": [1, 2],
+        "questions": [1, 2],
+        "accuracy": [0.0, 0.5],
+        "nats": [2.0, 2.0],
+    }
+
+
+@pytest.mark.parametrize(("pattern", "word"), [("(", "no regular"), ("(?P<key>a)", "answer")])
+def test_a_pattern_that_finds_no_answers_is_refused(pattern, word):
+    with pytest.raises(ValueError, match=word):
+        RecallAnalysis(pattern=pattern)
