@@ -1,7 +1,6 @@
 """Synthetic texts on which one mechanism must work: where it is needed is known by construction."""
 
 from collections.abc import Callable, Iterator
-from itertools import permutations
 from typing import Any, Literal
 
 from datamodules.base import none_of, outside, refuse
@@ -39,32 +38,8 @@ def recall(length: int, draws: Draws) -> str:
     return " ".join(sentences)
 
 
-MOST_OPERANDS = 4
-ELEMENTS = tuple(permutations(range(3)))
-"""The permutations of three things, named a to f: the smallest group that does not commute."""
-LETTERS = "abcdef"
-
-
-def operands(length: int, draws: Draws) -> str:
-    """Returns ``length`` products of 1 to `MOST_OPERANDS` operands, such as "bd2e".
-
-    Operands are permutations of three things, drawn evenly; the digit says how many there were, and
-    the letter after it is their product, the last operand applied last. So the token at which a
-    letter is predicted from n operands is known: it is the digit n.
-    """
-    terms = []
-    for _ in range(length):
-        chosen = [draws.pick(LETTERS) for _ in range(draws.between(1, MOST_OPERANDS))]
-        product = ELEMENTS[0]  # the identity
-        for letter in chosen:
-            applied = ELEMENTS[LETTERS.index(letter)]
-            product = tuple(applied[i] for i in product)
-        terms.append(f"{''.join(chosen)}{len(chosen)}{LETTERS[ELEMENTS.index(product)]}")
-    return "".join(terms)
-
-
-Task = Literal["recall", "operands"]
-TASKS: dict[str, Callable[[int, Draws], str]] = {"recall": recall, "operands": operands}
+Task = Literal["recall"]
+TASKS: dict[Task, Callable[[int, Draws], str]] = {"recall": recall}
 """Writer of a text by its length."""
 
 
@@ -82,13 +57,12 @@ class SyntheticText(TextDataModule):
 
     Args:
         task: What the texts are about.
-        length: Sentences of a training or validation text.
-        test_length: The same of a test text; null: as in training.
+        length: Sentences of a text.
         train_documents: Training texts.
         val_documents: Validation texts; 0: no such split.
         test_documents: Test texts; 0: no such split.
         document_seed: Seed of the texts, non-negative; text i of a split is a pure function of
-            (task, document_seed, split, i) and of its length.
+            (task, document_seed, split, i) and of the length.
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -102,7 +76,6 @@ class SyntheticText(TextDataModule):
         *,
         task: Task = "recall",
         length: int = 40,
-        test_length: int | None = None,
         train_documents: int = 10_000,
         val_documents: int = 200,
         test_documents: int = 400,
@@ -112,16 +85,12 @@ class SyntheticText(TextDataModule):
         super().__init__(**kwargs)
         problems = none_of(tuple(TASKS), task=task)
         problems += outside(1, train_documents=train_documents)
-        problems += outside(
-            0, val_documents=val_documents, test_documents=test_documents
-        ) + outside(0, document_seed=document_seed)
-        problems += outside(5, length=length, test_length=test_length)
-        refuse(problems)
-        self._task, self._document_seed = task, document_seed
-        lengths = (length, length, length if test_length is None else test_length)
-        self._lengths: dict[Split, int] = dict(zip(SPLITS, lengths, strict=True))
-        sizes = (train_documents, val_documents, test_documents)
-        self._sizes: dict[Split, int] = dict(zip(SPLITS, sizes, strict=True))
+        sizes = {"val_documents": val_documents, "test_documents": test_documents}
+        problems += outside(0, **sizes, document_seed=document_seed)
+        refuse(problems + outside(2, length=length))
+        self._task, self._length, self._document_seed = task, length, document_seed
+        counts = (train_documents, val_documents, test_documents)
+        self._sizes: dict[Split, int] = dict(zip(SPLITS, counts, strict=True))
 
     def source(self) -> dict[str, Any]:
         return {**super().source(), "generator": VERSION}
@@ -133,6 +102,7 @@ class SyntheticText(TextDataModule):
         return f"Set {split}_documents above 0."
 
     def documents(self, split: Split) -> Iterator[str]:
-        write, length = TASKS[self._task], self._lengths[split]
+        write = TASKS[self._task]
         for index in range(self._sizes[split]):
-            yield write(length, Draws(f"{self._task}/{self._document_seed}/{split}/{index}"))
+            draws = Draws(f"{self._task}/{self._document_seed}/{split}/{index}")
+            yield write(self._length, draws)

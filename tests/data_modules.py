@@ -79,8 +79,7 @@ STORIES = {"train_stories": 40, "val_stories": 9, "test_stories": 12, "block_siz
 GENERATED = {"train_documents": 12, "val_documents": 4, "test_documents": 3, "length": 10}
 BAD_GENERATED = (
     {"task": "sorting"},
-    {"length": 4},
-    {"test_length": 4},
+    {"length": 1},
     {"train_documents": 0},
     {"val_documents": -1},
     {"test_documents": -1},
@@ -195,7 +194,6 @@ DATA_MODULES = [
         trains=False,
     ),
     DataModuleCase("SyntheticText", {**WINDOWS, **GENERATED}, BAD_GENERATED),
-    DataModuleCase("SyntheticText", {**WINDOWS, **GENERATED, "task": "operands"}),
     DataModuleCase("Sentences", STREAMS, BAD_SENTENCES),
     DataModuleCase("Sentences", {**STREAMS, "splitter": "spans:9", "max_sentence_tokens": 9}),
     DataModuleCase(
