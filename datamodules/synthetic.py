@@ -20,9 +20,9 @@ def recall(length: int, draws: Draws) -> str:
     """Returns a text of ``length`` sentences that states facts, and asks for each once at most.
 
     "Anna has the coin." states that of the `THINGS`, drawn evenly, Anna has the coin; nothing else
-    says so before "Anna gives the coin.", any number of sentences later. As often the latest fact
-    is asked for as any of those not asked for yet, so that distances are short and long. A fifth of
-    the sentences is filler.
+    says so before "Anna gives the coin.", any number of sentences later. A question in four is about
+    the latest fact, the others about any of those not asked for yet, so that distances are short
+    and long. A fifth of the sentences is filler.
     """
     people, sentences = draws.shuffled(PEOPLE), list[str]()
     open_facts: list[tuple[str, str]] = []
@@ -30,7 +30,7 @@ def recall(length: int, draws: Draws) -> str:
         if draws.chance(0.2) or not (people or open_facts):
             sentences.append(FILLER)
         elif open_facts and (not people or draws.chance(0.5)):
-            place = -1 if draws.chance(0.5) else draws.below(len(open_facts))
+            place = -1 if draws.chance(0.25) else draws.below(len(open_facts))
             sentences.append(ASKED.format(*open_facts.pop(place)))
         else:
             open_facts.append((people.pop(), draws.pick(THINGS)))
@@ -57,7 +57,8 @@ class SyntheticText(TextDataModule):
 
     Args:
         task: What the texts are about.
-        length: Sentences of a text.
+        length: Sentences of a training text.
+        held_out_length: The same of the other texts; null: as in training.
         train_documents: Training texts.
         val_documents: Validation texts; 0: no such split.
         test_documents: Test texts; 0: no such split.
@@ -76,6 +77,7 @@ class SyntheticText(TextDataModule):
         *,
         task: Task = "recall",
         length: int = 40,
+        held_out_length: int | None = None,
         train_documents: int = 10_000,
         val_documents: int = 200,
         test_documents: int = 400,
@@ -87,8 +89,10 @@ class SyntheticText(TextDataModule):
         problems += outside(1, train_documents=train_documents)
         sizes = {"val_documents": val_documents, "test_documents": test_documents}
         problems += outside(0, **sizes, document_seed=document_seed)
-        refuse(problems + outside(2, length=length))
-        self._task, self._length, self._document_seed = task, length, document_seed
+        refuse(problems + outside(2, length=length, held_out_length=held_out_length))
+        self._task, self._document_seed = task, document_seed
+        held_out = length if held_out_length is None else held_out_length
+        self._lengths: dict[Split, int] = {"train": length, "val": held_out, "test": held_out}
         counts = (train_documents, val_documents, test_documents)
         self._sizes: dict[Split, int] = dict(zip(SPLITS, counts, strict=True))
 
@@ -102,7 +106,7 @@ class SyntheticText(TextDataModule):
         return f"Set {split}_documents above 0."
 
     def documents(self, split: Split) -> Iterator[str]:
-        write = TASKS[self._task]
+        write, length = TASKS[self._task], self._lengths[split]
         for index in range(self._sizes[split]):
             draws = Draws(f"{self._task}/{self._document_seed}/{split}/{index}")
-            yield write(self._length, draws)
+            yield write(length, draws)

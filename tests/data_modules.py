@@ -80,6 +80,7 @@ GENERATED = {"train_documents": 12, "val_documents": 4, "test_documents": 3, "le
 BAD_GENERATED = (
     {"task": "sorting"},
     {"length": 1},
+    {"held_out_length": 1},
     {"train_documents": 0},
     {"val_documents": -1},
     {"test_documents": -1},
