@@ -1,11 +1,12 @@
 """The benchmark of scoring asks both sides the same, in tokens of its own vocabulary."""
 
 import argparse
+from itertools import takewhile
 
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.scoring import SHAPES, requests_of, rows, sides, tokenizer_json
+from benchmarks.scoring import SHAPES, requests_of, rows, tokenizer_json
 
 TINY = {
     "layers": 1,
@@ -32,13 +33,24 @@ def test_both_sides_agree():
     assert all(row["same greedy flags"] for row in found)
 
 
-def test_requests_have_the_lengths_of_their_task():
-    _, ours, words = sides(argparse.Namespace(**TINY, device="cpu"))
-    asked = requests_of(SHAPES["hellaswag"], words, 20)
-    pieces = [ours.reader.piece(*one.args) for one in asked]
-    given = sum(piece.given for piece in pieces) / len(pieces)
-    assert 55 < given < 85
-    assert 25 < sum(len(piece.tokens) - piece.given for piece in pieces) / len(pieces) < 35
+@pytest.mark.parametrize("task", SHAPES)
+def test_requests_have_the_lengths_of_their_task(task):
+    shape, tokenizer = SHAPES[task], Tokenizer.from_str(tokenizer_json(1000))
+    words = [" a", " b", " c", " zz"] + [f" {a}{b}" for a in "defgh" for b in "abcdefghijklm"]
+    pairs = [one.args for one in requests_of(shape, words, 200)]
+    assert len(pairs) == 200 * shape.choices
+    given, after = (
+        [tokenizer.encode(text).ids for text in texts] for texts in zip(*pairs, strict=True)
+    )
+    assert sum(map(len, given)) / len(pairs) == pytest.approx(shape.context, rel=0.05)
+    assert sum(map(len, after)) / len(pairs) == pytest.approx(shape.continuation, rel=0.05)
+    asked = [after[i : i + shape.choices] for i in range(0, len(pairs), shape.choices)]
+    common = [
+        sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False)))
+        for texts in asked
+    ]
+    assert sum(common) / 200 == pytest.approx(shape.start, rel=0.15, abs=0.15)
+    assert shape.start == 0 or len(set(common)) > 2
 
 
 @pytest.mark.parametrize(
