@@ -32,7 +32,7 @@ def is_paper_scale(path):
     return bool(LTM_SMALL.match(path.stem)) or not SMALL.match(path.stem)
 
 
-METHODS = ("transformer", *paper_commands.METHODS)
+METHODS = ("transformer", "recurrent_depth", *paper_commands.METHODS)
 FILES = sorted(
     path.relative_to(ROOT).as_posix()
     for method in METHODS
