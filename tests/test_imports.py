@@ -49,7 +49,10 @@ RULES = (
     (r"lightning_models/(\w+)/module(/.*)?", f"{METHOD} lightning"),
     (r"lightning_models/(\w+)/baselines(/.*)?", METHOD),
     (r"lightning_models/(\w+)/import_weights", f"{LEAF} lightning_models.ROOM (transformers)"),
-    (r"lightning_models/(\w+)/(backbone|pretrained)", f"{LEAF} {NETWORKS} (transformers)"),
+    (
+        r"lightning_models/(\w+)/(architectures|backbone|pretrained)",
+        f"{LEAF} {NETWORKS} (transformers)",
+    ),
     (r"lightning_models/(\w+)/.*", f"{LEAF} {NETWORKS}"),
     (r"datamodules/.*", f"* datamodules {SHARED}"),
     (r"callbacks/.*", f"* callbacks {SHARED}"),
