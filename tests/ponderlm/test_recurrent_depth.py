@@ -282,6 +282,16 @@ def test_early_exits_are_right_in_batches_and_spare_the_core(changes, monkeypatc
         torch.testing.assert_close(done.states[0], own, atol=1e-4, rtol=1e-4)
 
 
+def test_a_batch_of_padding_alone_scores_nothing():
+    model = build(**DEEP | {"exit": "latent", "exit_threshold": 0.7})
+    batch = numbered([4, 2])
+    batch |= {"mask": batch["mask"] & False, "targets": batch["targets"] * 0 - 100}
+    found = {}
+    scores = model.recorded(batch, depth_losses=lambda losses: found.update(losses=losses))
+    assert not scores.log_prob.any()
+    assert found["losses"].shape == (2, 4, 5)
+
+
 def test_prompts_may_be_read_with_every_recurrence():
     early = DEEP | {"exit": "latent", "exit_threshold": 9.9}
     tokens, lengths = torch.tensor([[3, 1, 4, 1]]), torch.tensor([4])

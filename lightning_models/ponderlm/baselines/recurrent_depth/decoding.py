@@ -155,10 +155,14 @@ def read_text(
 ) -> Read:
     """Reads texts (B, T) token by token: ``Read`` with a dimension of tokens after the rows.
 
-    Tokens after a row's length (B,), of which one is at least 1, are not read, and zero in the
-    result. Other arguments are those of ``read_token``, with an empty cache.
+    Tokens after a row's length (B,) are not read, and zero in the result. Other arguments are those
+    of ``read_token``, with an empty cache.
     """
     whole: list[Tensor] = []
+    if not bool(lengths.any()):
+        states = network.embedding.weight.new_zeros(*tokens.shape, network.config.dim)
+        depths = states[:, :, None].expand(-1, -1, network.config.thinking_steps + 1, -1)
+        return Read(states, torch.zeros_like(tokens), depths if every_depth else None)
     for place in range(max(lengths.tolist(), default=0)):
         rows = (lengths > place).nonzero()[:, 0]
         chosen = None if len(rows) == len(tokens) else rows
