@@ -22,8 +22,8 @@ import yaml
 from datamodules.hub import RowsWarning
 from datamodules.reasoning.module import ReasoningDataModule
 from datamodules.reasoning.preparation import ExampleStore, in_words
-from datamodules.recipe import build
 from datamodules.store import SPLITS, Store, StoreError, verify_store
+from lightning_models.recipe import build
 
 
 def find_stores(folder: Path) -> list[Path]:
@@ -79,7 +79,7 @@ def fetch(config: Path) -> str:
     with tempfile.TemporaryDirectory() as cache, warnings.catch_warnings():
         warnings.simplefilter("error", RowsWarning)
         settings = {**recipe["init_args"], "cache_dir": cache}
-        data = build({**recipe, "init_args": settings}, ReasoningDataModule, "data")
+        data = build({**recipe, "init_args": settings}, ReasoningDataModule)
         data.prepare_data()
         return f"{config}: {in_words(data.report())}; {json.dumps(data.origin)}"
 

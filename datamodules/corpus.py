@@ -304,7 +304,7 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     def _log_commits(self) -> None:
         """Logs the commits of the hub that were read, where no full commit was asked for."""
-        is_own = "revision" in parameters(type(self))
+        is_own = "revision" in argument_owners(type(self))
         option = "--data.revision" if is_own else "--data.corpus.init_args.revision"
         asked = (self if is_own else getattr(self, "corpus", self)).hparams.get("revision")
         parts = [part for part in (self.origin, *self.origin.values()) if isinstance(part, dict)]

@@ -20,9 +20,9 @@ def recall(length: int, draws: Draws) -> str:
     """Returns a text of ``length`` sentences that states facts, and asks for each once at most.
 
     "Anna has the coin." states that of the `THINGS`, drawn evenly, Anna has the coin; nothing else
-    says so before "Anna gives the coin.", any number of sentences later. A question in four is about
-    the latest fact, the others about any of those not asked for yet, so that distances are short
-    and long. A fifth of the sentences is filler.
+    says so before "Anna gives the coin.", any number of sentences later. A question in four is
+    about the latest fact, the others about any of those not asked for yet, so that distances are
+    short and long. A fifth of the sentences is filler.
     """
     people, sentences = draws.shuffled(PEOPLE), list[str]()
     open_facts: list[tuple[str, str]] = []

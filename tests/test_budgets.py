@@ -153,7 +153,7 @@ STATE_TRACKING = [file for file in FILES if re.search("0.5b_(parity|vars)", file
 
 @pytest.mark.parametrize("file", STATE_TRACKING)
 def test_state_tracking_is_trained_until_all_answers_are_right(file):
-    """Thinking States, Table 1: 100 % in distribution; stages of iCoT and Coconut take their time."""
+    """Thinking States, Table 1: 100 % in distribution; iCoT and Coconut take all stages."""
     rules = [
         EarlyStopping(**callback.init_args)
         for callback in settings_of(("-c", file)).trainer.callbacks
