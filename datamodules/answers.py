@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch, RowSource, none_of, refuse
+from datamodules.base import Batch, Rows, RowSource, none_of, refuse
 from datamodules.encoding import Continuation
 from datamodules.order import NO_GROUP, Order, RowOrder
 from datamodules.store import SPLITS, Split, TokenStream
@@ -132,10 +132,10 @@ class AnswerDataModule(TextDataModule):
             ValueError: The split is empty, or all of its questions are too long.
         """
         self._refuse_empty(split, len(self.stream(split)))
-        rows = {"batch_size": self.eval_batch_size, **self._ranks()}
+        rows: Rows = {"batch_size": self.eval_batch_size, **self._ranks()}
         return self._source(split, rows, None)
 
-    def _source(self, split: Split, rows: dict[str, int], order: Order | None) -> "AnswerSource":
+    def _source(self, split: Split, rows: Rows, order: Order | None) -> "AnswerSource":
         stream = self.stream(split)
         return AnswerSource(
             stream,

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, TypedDict
+from typing import Any, ClassVar, Literal, NotRequired, Protocol, Self, TypedDict
 
 import numpy as np
 import torch
@@ -64,6 +64,13 @@ class Ranks(TypedDict):
 
     rank: int
     world_size: int
+
+
+class Rows(Ranks):
+    """Arguments of `RowSource`."""
+
+    batch_size: int
+    accumulate: NotRequired[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -510,7 +517,7 @@ class LanguageDataModule(TextCorpus):
             return None
         return divide_rows(self.global_batch, devices, self.batch_size)
 
-    def _training_rows(self) -> dict[str, int]:
+    def _training_rows(self) -> Rows:
         """Returns the arguments of `RowSource` for this rank's training batches."""
         ranks = self._ranks()
         batch = self._shared_step(ranks["world_size"])

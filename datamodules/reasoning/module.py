@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from datamodules.base import (
     BatchSource,
     LanguageDataModule,
+    Rows,
     limited_batches,
     none_of,
     outside,
@@ -393,10 +394,10 @@ class ReasoningDataModule(LanguageDataModule):
             ValueError: The split is empty, or all of its examples are too long.
         """
         self._refuse_empty(split, len(self.stored(split)))
-        rows = {"batch_size": self.eval_batch_size, **self._ranks()}
+        rows: Rows = {"batch_size": self.eval_batch_size, **self._ranks()}
         return self._source(split, rows, training=False)
 
-    def _source(self, split: Split, rows: dict[str, int], *, training: bool) -> ReasoningSource:
+    def _source(self, split: Split, rows: Rows, *, training: bool) -> ReasoningSource:
         examples = self.stored(split)
         order = RowOrder(
             len(examples),

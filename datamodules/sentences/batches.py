@@ -505,7 +505,7 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         Raises:
             ValueError: The train split is too small to give each batch a sentence.
         """
-        rows = {key: n for key, n in self._training_rows().items() if key != "batch_size"}
+        rows = self._training_rows()
         return StreamSource(
             self.sentences("train"),
             bounds=self._bounds,
@@ -517,7 +517,8 @@ class Sentences(SentenceCorpus, LanguageDataModule):
                 limit=self.curriculum_limit,
             ),
             seed=self.seed,
-            **rows,
+            accumulate=rows.get("accumulate", 1),
+            **self._ranks(),
         )
 
     def evaluation_source(self, split: Split) -> DocumentSource:

@@ -423,12 +423,12 @@ def share_step(
         parts.append(part)
         room[part] -= words
         slots[part] -= 1
-    first, stop = (np.array([piece[i] for piece in taken], dtype=np.int64) for i in (1, 2))
+    starts, stops = (np.array([piece[i] for piece in taken], dtype=np.int64) for i in (1, 2))
     longest = np.zeros(number, dtype=np.int64)
-    np.maximum.at(longest, parts, stop - first)
+    np.maximum.at(longest, parts, stops - starts)
     place = np.empty(number, dtype=np.int64)
     place[np.argsort(-longest, kind="stable")] = np.arange(number)
-    return runs(index, first, stop), place[parts]
+    return runs(index, starts, stops), place[parts]
 
 
 # ---- dealing evenly
