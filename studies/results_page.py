@@ -245,7 +245,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
         summary += f"\n\n![{study.figure.y_label}]({files.name}/{FIGURE})"
     written = files / COMPARISON / "report.md"
     body = (
-        f"[Of the runs that were once trained together]({files.name}/{COMPARISON}/report.csv); not "
+        f"[Of the runs that were once trained together]({files.name}/{COMPARISON}/runs.csv); not "
         "written again, as checkpoints of some runs above are gone."
     )
     if written.is_file():
