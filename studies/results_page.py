@@ -9,9 +9,11 @@ import json
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
@@ -108,9 +110,10 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
         shutil.rmtree(files / COMPARISON, ignore_errors=True)  # of the last time
         compare(study, trained, files / COMPARISON)
     else:
-        order = {run.folder: place for place, run in enumerate(study.seeded(list(study.runs)))}
         table = pd.concat([table, earlier], ignore_index=True)
-        table = table.sort_values("run", key=lambda names: names.map(order), ignore_index=True)
+        order = [run.title for run in study.runs.values()]
+        place = table["title"].map(order.index)
+        table = table.iloc[np.lexsort((place, table["seed"]))]
     table.to_csv(files / EVERY_RUN, index=False)
     _copy_files(study, trained, files)
     if study.figure is not None:
@@ -182,9 +185,12 @@ def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataF
     table = pd.read_csv(path, dtype={"settings": str}, keep_default_na=True)
     if "settings" not in table or not set(study.columns) <= set(table):
         return pd.DataFrame()
-    digests = {run.folder: study.settings_digest(run) for run in study.seeded(list(study.runs))}
+    seeds = {int(seed) for seed in table["seed"]}  # also those that --seeds leaves out now
+    runs = [replace(run, seed=seed) for run in study.runs.values() for seed in seeds]
+    digests = {run.folder: study.settings_digest(run) for run in runs}
     declared = table["settings"] == table["run"].map(digests)
-    return table[declared & ~table["run"].isin(list(trained))]
+    titles = table["run"].map({run.folder: run.title for run in runs})
+    return table.assign(title=titles)[declared & ~table["run"].isin(list(trained))]
 
 
 def _numbers(results: pd.DataFrame, key: str) -> Any:

@@ -161,6 +161,7 @@ def test_results_outlive_their_checkpoints(reported, study, commands, tmp_path):
     assert "- not run" not in second
     rows = pd.read_csv(tmp_path / "pair" / "evaluations.csv")
     assert [*rows["run"]] == ["plain-seed0", "copy-seed0", "plain-seed1", "copy-seed1"]
+    assert table(reported(replace(study, seeds=(0,))), "bpb") == table(first, "bpb")
     longer = replace(study.runs["copy"], length=2.0)
     third = reported(replace(study, runs={**study.runs, "copy": longer}))
     assert table(third, "bpb")["copied"]["bpb"] == "2, not causal"
