@@ -17,7 +17,7 @@ from lightning_models.ponderlm.baselines.recurrent_depth import decoding, exits
 from lightning_models.ponderlm.baselines.recurrent_depth import network as networks
 from lightning_models.ponderlm.baselines.recurrent_depth.network import Entered, RecurrentNetwork
 from lightning_models.ponderlm.baselines.shared import DepthLM
-from lightning_models.runtime import uncompiled
+from lightning_models.runtime import on_device, uncompiled
 
 
 class LoopedLM(DepthLM):
@@ -209,7 +209,7 @@ class RecurrentDepthLM(LoopedLM):
         else:
             nll = self._nll(states[-1], entered, targets)[0]
             output = LossOutput({"nll": Term(nll, (targets >= 0).sum(), "targets")})
-        output.stats["recurrences"] = torch.tensor(float(recurrences))
+        output.stats["recurrences"] = on_device(float(recurrences), targets.device)
         if config.log_states:
             self._log_states(states, entered, targets, output)
         return output
@@ -233,7 +233,7 @@ class RecurrentDepthLM(LoopedLM):
         count, dim = entered.e.shape[1:]
         key = self.config.seed, self._step()
         rows = [networks.draw_noise((*key, number), count, dim)[:count] for number in numbers]
-        return torch.stack(rows).to(entered.e.device, non_blocking=True)
+        return on_device(torch.stack(rows), entered.e.device)
 
     def _nll(
         self, s: Tensor, entered: Entered, targets: Tensor, weights: Tensor | None = None
