@@ -16,7 +16,7 @@ from typing import Any
 
 from callbacks.overview import quantity
 from callbacks.throughput import PEAK_BF16
-from training.listing import validation_tokens
+from training.listing import answered_share, validation_tokens
 from training.plan import Planner, count_flops, count_steps
 
 DOCS = Path(__file__).parent
@@ -25,7 +25,7 @@ HEAD = f"""\
 # Reproducing the papers
 
 Every run of the papers' tables and figures that this project can train, at the papers' scale: the
-command, the global batch next to the paper's, and what the run takes on {GPU}s at {MFU:.0%} of
+command, the global batch and who states it, and what the run takes on {GPU}s at {MFU:.0%} of
 their peak. The pages of the methods say how the tables are made of these runs;
 `python train.py plan` plans a run with options of your own, its memory included.
 Written by `python docs/reproducing.py` from [reproducing.csv](reproducing.csv).
@@ -38,7 +38,7 @@ COLUMNS = (
     "paper's result",
     "options of `fit`",
     "global batch",
-    "the paper's, by",
+    "stated by",
     "tokens",
     "validation",
     "GPU-hours",
@@ -78,6 +78,7 @@ def plan(row: dict[str, str]) -> dict[str, Any]:
         return {**batch, "tokens": None, "validation": None, "hours": None}
     if row["val_tokens"]:  # after each epoch
         scored: float | None = float(row["val_tokens"]) * epochs
+        scored *= 1 + answered_share(run.data, run.trainer, scored, row=run.slots, devices=1)
     else:
         scored = validation_tokens(run.data, run.trainer, tokens, row=run.slots, batch=run.batch)
     training, validation = count_flops(run, tokens, scored or 0.0)
@@ -97,7 +98,7 @@ def line(row: dict[str, str], costs: dict[str, Any]) -> str:
         row["result"],
         f"`{row['command']}`",
         f"{costs['batch']:,}{unit}",
-        f"{int(row['paper_batch']):,}: {row['batch_source']}",
+        f"{int(row['paper_batch']):,} ({row['batch_source']})",
         "-" if tokens is None else quantity(tokens),
         "-" if share is None else f"{share:.1%}",
         "-" if hours is None else f"{hours:.3g}",

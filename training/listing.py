@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from tabulate import tabulate
 
+from callbacks.answer_accuracy import AnswerAccuracy
 from callbacks.overview import quantity
 from datamodules import LanguageDataModule
 from datamodules.base import StepBatch
@@ -125,7 +126,7 @@ def split_tokens(data: Any, split: Split, row_tokens: int | None) -> int | None:
 def validation_tokens(
     data: Any, trainer: Mapping[str, Any], trained: float, *, row: int, batch: StepBatch
 ) -> float | None:
-    """Returns the tokens that all validations of a run score.
+    """Returns the tokens that all validations of a run score, and read again to answer.
 
     Args:
         data: The data module.
@@ -146,6 +147,8 @@ def validation_tokens(
         tokens = most if tokens is None else min(most, tokens)
     elif tokens is not None:
         tokens *= 1.0 if limit is None else limit
+    if tokens is not None:
+        tokens *= 1 + answered_share(data, trainer, tokens, row=row, devices=batch.devices)
     epoch = split_tokens(data, "train", row)
     between: float | None = None
     if isinstance(every, int):
@@ -154,6 +157,22 @@ def validation_tokens(
     elif epoch is not None and (every is None or isinstance(every, float)):
         between = (every or 1.0) * epoch * (trainer["check_val_every_n_epoch"] or 1)
     return None if tokens is None or between is None else trained // between * tokens
+
+
+def answered_share(
+    data: Any, trainer: Mapping[str, Any], tokens: float, *, row: int, devices: int
+) -> float:
+    """Returns the share of a validation's questions that ``AnswerAccuracy`` asks.
+
+    A written answer costs as much as a scored one where the model writes as many tokens.
+    """
+    callbacks = trainer.get("callbacks") or []
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        if isinstance(callback, AnswerAccuracy):
+            most = callback.num_batches
+            asked = tokens if most is None else most * data.eval_batch_size * row * devices
+            return min(asked, tokens) / tokens if tokens else 0.0
+    return 0.0
 
 
 # ---- the command
