@@ -168,8 +168,8 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
     given = (Continuation, Encoded)  # texts that do not begin with BOS, or have all their tokens
     begins = [bos_id is not None and not isinstance(t, given) for t in chunk.texts]
     text_sizes = [
-        int(tokenizer.token_bytes[ids].sum()) if isinstance(text, Encoded) else size
-        for text, size, (ids, _) in zip(chunk.texts, chunk.sizes, measured, strict=True)
+        int(sizes.sum()) if isinstance(text, Encoded) else size
+        for text, size, (_, sizes) in zip(chunk.texts, chunk.sizes, measured, strict=True)
     ]
     lengths = np.array(
         [begin + len(ids) + 1 for begin, (ids, _) in zip(begins, measured, strict=True)],
@@ -178,7 +178,7 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
     ends = np.cumsum(lengths)
     tokens = np.full(int(lengths.sum()), tokenizer.eos_id, dtype=token_dtype(tokenizer.vocab_size))
     covered = None if tokenizer.exact_bytes else np.zeros(len(tokens), dtype=SIZE)
-    rows = zip(measured, ends - lengths, ends, begins, chunk.sizes, strict=True)
+    rows = zip(measured, ends - lengths, ends, begins, text_sizes, strict=True)
     for (ids, sizes), start, end, begin, size in rows:
         if begin:
             tokens[start] = bos_id
@@ -197,15 +197,17 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
 
 
 def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns ids and bytes of each document; a published one keeps its tokens."""
+    written = iter(_tokenised(tokenizer, [t for t in texts if not isinstance(t, Encoded)]))
+    return [_published(t, tokenizer) if isinstance(t, Encoded) else next(written) for t in texts]
+
+
+def _tokenised(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns ids and bytes of each text; no bytes where each id stands for a fixed number."""
     continued = [isinstance(text, Continuation) for text in texts]
     if tokenizer.exact_bytes:
         # without a dummy prefix, so that continuations are texts like any other
-        written = iter(tokenizer.encode_arrays([t for t in texts if not isinstance(t, Encoded)]))
-        return [
-            (_known(text.ids, tokenizer) if isinstance(text, Encoded) else next(written), _NO_SIZES)
-            for text in texts
-        ]
+        return [(ids, _NO_SIZES) for ids in tokenizer.encode_arrays(texts)]
     later = iter(
         tokenizer.measure_continuations([t for t, c in zip(texts, continued, strict=True) if c])
     )
@@ -215,14 +217,19 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarra
     return [next(later if c else first) for c in continued]
 
 
-def _known(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns the ids; raises a ValueError if one is outside the vocabulary."""
+def _published(document: Encoded, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a document's ids and their bytes by `token_bytes`, (N,) int64 each.
+
+    Raises:
+        ValueError: An id is outside the vocabulary.
+    """
+    ids = document.ids
     if ids.size and ids.max() >= tokenizer.vocab_size:
         raise ValueError(
             f"The corpus holds the token {ids.max()}, and the tokenizer has "
             f"{tokenizer.vocab_size}: set data.tokenizer to the one that it was made with."
         )
-    return ids
+    return ids, tokenizer.token_bytes.numpy()[ids]
 
 
 _NO_SIZES = np.empty(0, dtype=np.int64)

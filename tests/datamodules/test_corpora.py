@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from tokenizer_files import byte_level
+from tokenizers.normalizers import NFC
 
 from datamodules import (
     CorpusUnavailableError,
@@ -246,20 +247,23 @@ def test_the_uncopyrighted_pile_has_splits_and_collections_of_its_own(tmp_path, 
         Pile(copy="uncopyrighted", data_files="00.jsonl.zst")
 
 
-@pytest.fixture
-def neox(tmp_path) -> str:
-    """A tokenizer of GPT-NeoX's kind, whose EOS is not the first id here."""
+@pytest.fixture(params=[NFC(), None], ids=["NFC", "no normaliser"])
+def neox(tmp_path, request) -> str:
+    """A tokenizer of GPT-NeoX's kind, NFC included, whose EOS is not the first id here."""
     path = tmp_path / "neox.json"
-    byte_level(words=["word", "Page"]).save(str(path))
+    byte_level(words=["word", "Page"], normalizer=request.param).save(str(path))
     return str(path)
 
 
 @pytest.fixture
 def token_rows(neox) -> np.ndarray:
-    """PAGES with an EOS after each, joined, in rows of 64 uint16 ids; the last row is full."""
+    """PAGES with an EOS after each, joined, in rows of 64 uint16 ids.
+
+    Letters, whose text would be encoded as words, fill the last row.
+    """
     tokenizer = load_tokenizer(neox)
     ids = [i for page in PAGES for i in (*tokenizer.encode(page), tokenizer.eos_id)]
-    ids += tokenizer.encode("?" * (-len(ids) % 64))
+    ids += [i for letter in "word" * 16 for i in tokenizer.encode(letter)][: -len(ids) % 64]
     return np.array(ids, dtype="<u2").reshape(-1, 64)
 
 
@@ -284,6 +288,8 @@ def test_published_tokens_are_stored_as_they_are(tmp_path, hub, neox, token_rows
     for split in ("train", "val"):
         size = sum(len(text.encode()) for text in texts_of(data, split))
         assert data.counts(split).utf8_bytes == size
+        positions = np.arange(len(stream := data.stream(split)))
+        assert stream.bytes_at(positions, stream.gather(positions)).sum() == size
     token_rows.tofile(tmp_path / "tokens.bin")
     flat = prepared(Pile, tmp_path, **options, data_files=str(tmp_path / "tokens.bin"))
     assert [texts_of(flat, s) for s in SPLITS] == [texts_of(data, s) for s in SPLITS]
