@@ -260,6 +260,7 @@ class HubCorpus(SplitText):
         return self.files[split] if self.is_local else self._hub[split]
 
 
+_VAL_DOCUMENTS = 100_000
 _NANOGPT_SHARE, _NANOGPT_SEED = 0.0005, 2357  # of its data/openwebtext/prepare.py
 
 
@@ -273,7 +274,8 @@ class OpenWebText(HubCorpus):
     Hub: Skylion007/openwebtext. Files: parquet or jsonl with the field ``text``.
 
     Args:
-        val_documents: Documents held out for validation, where there are no val_files.
+        val_documents: Documents held out for validation, where there are no val_files; only with
+            split='last'.
         test_fraction: Share of the remaining documents held out for the test.
         split: 'last' holds out `val_documents`; 'nanogpt' holds out 0.05 % of the documents, drawn
             as nanoGPT's data/openwebtext/prepare.py does, by `datasets`' ``train_test_split`` with
@@ -283,7 +285,8 @@ class OpenWebText(HubCorpus):
 
     Raises:
         ValueError: val_documents is negative, or split='nanogpt' comes with train_tokens,
-            val_files or test_fraction; when preparing: the corpus has no more documents.
+            val_files, test_fraction or other val_documents than the default; when preparing: the
+            corpus has no more documents.
     """
 
     not_in_source = HubCorpus.not_in_source | {"val_documents", "split"}
@@ -291,7 +294,7 @@ class OpenWebText(HubCorpus):
     def __init__(
         self,
         *,
-        val_documents: int = 100_000,
+        val_documents: int = _VAL_DOCUMENTS,
         test_fraction: float = 0.0,
         split: Literal["last", "nanogpt"] = "last",
         **kwargs: Any,
@@ -314,6 +317,12 @@ class OpenWebText(HubCorpus):
                 f"train_tokens={self.train_tokens} reads a part of the corpus, and split='nanogpt' "
                 "draws from all documents, whose number must be known. Set data.train_tokens to "
                 "null, or data.split to last."
+            )
+        if self._val_documents != _VAL_DOCUMENTS:
+            raise ValueError(
+                f"val_documents={self._val_documents} has no effect on split='nanogpt', which "
+                "holds out 0.05 % of the documents. Leave data.val_documents out, or set "
+                "data.split to last."
             )
         if self.has_own("val") or test_fraction:
             raise ValueError(

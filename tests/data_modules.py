@@ -168,6 +168,7 @@ DATA_MODULES = [
             {"split": "first"},
             {"split": "nanogpt", "train_tokens": 100},
             {"split": "nanogpt", "test_fraction": 0.1},
+            {"split": "nanogpt", "val_documents": 3},
         ),
     ),
     DataModuleCase("OpenWebText", {**PAGES_FILE, "split": "nanogpt"}),

@@ -127,8 +127,11 @@ def test_nanogpts_split_is_that_of_datasets(tmp_path, count):
     assert data.counts("test").documents == 0
     others = [OpenWebText(data_files=files, val_documents=n).fingerprint for n in (3, 4)]
     assert data.fingerprint not in others
-    again = OpenWebText(**{**data.recipe()["init_args"], "val_documents": 3})
-    assert again.fingerprint == data.fingerprint
+    recipe = data.recipe()["init_args"]
+    assert recipe["val_documents"] == 100_000  # its default, which earlier recipes hold too
+    assert OpenWebText(**recipe).fingerprint == data.fingerprint
+    with pytest.raises(ValueError, match=r"val_documents=3 has no .*data\.val_documents out"):
+        OpenWebText(**{**recipe, "val_documents": 3})
 
 
 def test_nanogpts_split_goes_on_after_a_kill(tmp_path, monkeypatch, owt_files):
