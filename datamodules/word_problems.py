@@ -10,6 +10,7 @@ equations, and as whynlp/gsm8k-aug-nl, whose steps are sentences.
 """
 
 import re
+import reprlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count
@@ -89,7 +90,8 @@ def read_problems(file: str | Path, key: str) -> Problems:
     """Returns the problems of a jsonl file (also .gz, .zst) with the fields question and answer.
 
     Args:
-        file: As published: train.jsonl or test.jsonl.
+        file: As published: train.jsonl or test.jsonl; or with ``steps`` and the result alone as
+            the answer, as GSM8K-Aug's rows are.
         key: The option that names it, for messages.
 
     Raises:
@@ -139,13 +141,14 @@ def fetch_problems(
 def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:
     """Yields problems of (place for messages, row).
 
+    Steps apart are read as GSM8K-Aug publishes them, next to an answer that is the result alone;
+    an answer with its ``####`` is GSM8K's, whose rows may have any other fields.
+
     Raises:
-        ValueError: A row lacks a question or an answer with its result.
+        ValueError: A row lacks a question or an answer with its result, or its steps are no list
+            of texts.
     """
     for where, row in rows:
-        steps = row.get("steps") if isinstance(row, dict) else None
-        if isinstance(steps, list) and all(isinstance(step, str) for step in steps):
-            row = {**row, "answer": f"{' '.join(steps)} {RESULT} {row.get('answer')}"}
         fields = [row.get(name) for name in ("question", "answer")] if isinstance(row, dict) else []
         texts = [field for field in fields if isinstance(field, str) and field.strip()]
         if len(texts) < 2:
@@ -153,8 +156,26 @@ def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:
                 f"{where}: expected an object with the texts 'question' and 'answer', as GSM8K has "
                 "them"
             )
-        apart = None if steps is None else tuple(steps)
-        problem = Problem(question=texts[0], answer=texts[1], steps=apart)
-        if not result_of(problem.answer):
+        question, answer = texts
+        steps = None if RESULT in answer else _steps_apart(row.get("steps"), where)
+        if steps is not None:
+            answer = f"{' '.join(steps)} {RESULT} {answer}"
+        if not result_of(answer):
             raise ValueError(f"{where}: the answer does not end in a line '{RESULT} RESULT'")
-        yield problem
+        yield Problem(question=question, answer=answer, steps=steps)
+
+
+def _steps_apart(steps: Any, where: str) -> tuple[str, ...] | None:
+    """Returns the field ``steps`` of a row; None where the row has none.
+
+    Raises:
+        ValueError: It is not a list of texts.
+    """
+    if steps is None:
+        return None
+    if isinstance(steps, list) and all(isinstance(step, str) for step in steps):
+        return tuple(steps)
+    raise ValueError(
+        f"{where}: 'steps' is {reprlib.repr(steps)}; give a list of texts, as GSM8K-Aug has them, "
+        f"or an answer that ends in a line '{RESULT} RESULT'"
+    )

@@ -56,6 +56,13 @@ def test_problems_of_a_file(tmp_path):
         (b'{"question": " ", "answer": "#### 3"}', "line 1: expected an object"),
         (b'{"question": "a", "answer": "3"}', "line 1: the answer does not end in a line '####"),
         (b'{"question": "a", "answer": "3\\n####"}', "line 1: the answer does not end in a line"),
+        (
+            b'{"question": "a", "answer": "3", "steps": "1+2=3"}',
+            "line 1: 'steps' is '1\\+2=3'; give",
+        ),
+        (b'{"question": "a", "answer": "3", "steps": 2}', "line 1: 'steps' is 2; give a list of"),
+        (b'{"question": "a", "answer": "3", "steps": ["1", 2]}', r"line 1: 'steps' is \['1', 2\];"),
+        (b'{"question": "a", "answer": null, "steps": ["1"]}', "line 1: expected an object"),
     ],
 )
 def test_files_that_hold_no_problems(tmp_path, content, expected):
@@ -64,6 +71,20 @@ def test_files_that_hold_no_problems(tmp_path, content, expected):
         path.write_bytes(content)
     with pytest.raises(ValueError, match=expected):
         read_problems(path, "files.test")
+
+
+@pytest.mark.parametrize("steps", [None, 2, "1+2=3", {"a": 1}, ["1+2=3"]])
+def test_steps_next_to_a_worked_answer_are_a_field_like_any_other(tmp_path, steps):
+    path = tmp_path / "test.jsonl"
+    path.write_bytes(lines([{**row, "steps": steps} for row in ROWS]))
+    assert read_problems(path, "files.test").rows == PROBLEMS
+
+
+def test_steps_apart_come_with_the_result_alone(tmp_path):
+    path = tmp_path / "test.jsonl"
+    path.write_bytes(lines([{"question": "a", "answer": "6", "steps": ["<<1+2=3>>", "<<3*2=6>>"]}]))
+    problem = Problem("a", "<<1+2=3>> <<3*2=6>> #### 6", ("<<1+2=3>>", "<<3*2=6>>"))
+    assert read_problems(path, "files.test").rows == [problem]
 
 
 def test_annotations_and_results():
