@@ -81,8 +81,9 @@ def solved(problem: Problem) -> Solved:
     published apart are taken as they are.
     """
     answer = result_of(problem.answer).replace(",", "")
-    found = tuple(ANNOTATION.findall(problem.answer)) if problem.steps is None else problem.steps
-    return Solved(problem.question, found, answer)
+    annotated = tuple(ANNOTATION.findall(problem.answer))
+    steps = annotated if problem.steps is None else problem.steps
+    return Solved(problem.question, steps, answer)
 
 
 def read_solved(path: Path, key: str) -> Iterator[Solved]:
@@ -308,13 +309,13 @@ class ReasoningGSM8K(ReasoningDataModule):
         return {split: problems.origin for split, problems in self._hub.items()}
 
     def source(self) -> dict[str, Any]:
-        place = {"dataset": self._dataset, "revision": self._revision}
-        place = {} if self._splits.has_files else place
+        published = {"dataset": self._dataset, "revision": self._revision}
+        published = {} if self._splits.has_files else published
         usual = {"dataset": REPOSITORY, "revision": None}
         return {
             **super().source(),
             **self._splits.source(),
-            **{key: value for key, value in place.items() if value != usual[key]},
+            **{key: value for key, value in published.items() if value != usual[key]},
             "aligned": None if self._aligned_file is None else identify(self._aligned_file),
             "reader": VERSION,
         }

@@ -503,11 +503,11 @@ class TwoHop(ReasoningDataModule):
         return {} if self._dataset is None else self._hub.pin(stored or None)
 
     def source(self) -> dict[str, Any]:
-        place = {"dataset": self._dataset, "revision": self._revision}
+        published = {"dataset": self._dataset, "revision": self._revision}
         return {
             **super().source(),
             **self._splits.source(),
-            **{key: value for key, value in place.items() if value is not None},
+            **{key: value for key, value in published.items() if value is not None},
             "known": None if self._known_file is None else identify(self._known_file),
             "generator": VERSION,
         }
