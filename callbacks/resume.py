@@ -20,6 +20,8 @@ from callbacks.trainer_state import in_accumulation
 KEY = "resume_state"
 _EPOCHS, _BATCHES = "epoch_progress", "epoch_loop.batch_progress"
 _VALIDATION = "epoch_loop.val_loop.batch_progress"
+STATED = ("global_batch", "global_batch_tokens")
+"""Data options that state the batch of a step."""
 KERNEL_CHOICES = {"params", "fused", "foreach", "capturable", "differentiable", "maximize"}
 TOLERANCE = 0.01
 """Relative difference of learning rates up to which a schedule counts as the same."""
@@ -207,28 +209,77 @@ def _order_of_steps(trainer: L.Trainer) -> dict[str, Any] | None:
 def _convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> bool:
     """Rewrites the count of micro-batches of a checkpoint as this run counts them.
 
-    Returns whether steps have the same rows in both. Then a step of theirs had ``before``
-    micro-batches, and has ``now`` in this run; n of them end where n * now / before of these do.
+    A step has the same rows in micro-batches of another size. If both runs state the same batch of
+    a step, the count is scaled from the micro-batches of a step in that run to those in this one.
+    If not, and one of them states it, the checkpoint must end after the same rows and steps.
+
+    Returns:
+        Whether the steps of both runs have the same rows.
 
     Raises:
-        ValueError: If the checkpoint was written within one of this run's micro-batches.
+        ValueError: If the checkpoint was written within one of this run's micro-batches, or its
+            steps have other rows than this run's.
     """
     saved, order = checkpoint.get(KEY) or {}, _order_of_steps(trainer)
+    theirs = saved.get("order_of_steps")
     state = (checkpoint.get("loops") or {}).get("fit_loop") or {}
-    if order is None or saved.get("order_of_steps") != order or _BATCHES not in state:
+    if (order is None and theirs is None) or _BATCHES not in state:
         return False
-    (place, before), now = saved["step_place"], trainer.accumulate_grad_batches
-    if place * now % before:
+    total = state[_BATCHES]["total"]  # the other counts follow from it
+    if order is None or theirs is None or any(order.get(k) != theirs.get(k) for k in STATED):
+        total["processed"] = _batches_of_rows(trainer, checkpoint, total["processed"])
+        return True
+    (done, before), now = saved["step_place"], trainer.accumulate_grad_batches
+    if done * now % before:
         raise ValueError(
-            f"the checkpoint was written after {place} of the {before} micro-batches of an "
+            f"the checkpoint was written after {done} of the {before} micro-batches of an "
             f"optimiser step, within a micro-batch of this run, whose steps have {now}; resume on "
             "as many devices with that batch_size, or from a checkpoint between two steps"
         )
-    total = state[_BATCHES]["total"]  # the other counts follow from it
     total["processed"] = total["processed"] * now // before
     saved["step_start"] = saved["step_start"] * now // before
-    saved["step_place"] = [place * now // before, now]
-    return True
+    saved["step_place"] = [done * now // before, now]
+    return bool(theirs == order)  # another seed, for one, is warned of by the data module
+
+
+def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: int) -> int:
+    """Returns the micro-batches of this run that have the rows of the checkpoint's.
+
+    Args:
+        trainer: In work.
+        checkpoint: Written by a run that states another batch of a step, or none.
+        batches: Micro-batches that run has processed.
+
+    Raises:
+        ValueError: If as many steps of this run have other rows.
+    """
+    if not batches:
+        return 0
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    accumulate, steps = trainer.accumulate_grad_batches, int(checkpoint["global_step"])
+    step, order = data.step_batch(trainer.world_size, accumulate), data.order()
+    theirs = (checkpoint.get(type(data).__qualname__) or {}).get("order") or {}
+    stated = (checkpoint.get(KEY) or {}).get("order_of_steps") or {}
+    if stated.get("global_batch"):
+        rows = batches * stated["global_batch"] // checkpoint[KEY]["step_place"][1]
+    else:
+        rows = batches * theirs.get("batch_size", 0) * theirs.get("world_size", 0)
+    # An epoch of larger steps leaves more rows out, so that later epochs begin at other rows.
+    epoch = len(data.training_source()) * step.micro * step.devices // step.size * step.size
+    agree = all(theirs.get(key) == order[key] for key in order if key != "batch_size")
+    agree &= rows <= epoch or order.get("train_windows") == "random"
+    if step.unit != "rows" or not agree or rows != steps * step.size:
+        changed = [
+            f"data.{key} to {'null' if stated.get(key) is None else stated[key]}"
+            for key in STATED
+            if getattr(data, key, None) != stated.get(key)
+        ]
+        raise ValueError(
+            f"the {steps} steps of the checkpoint do not have the rows of the first {steps} steps "
+            f"of this run, of {step.size} {step.unit} each: set {' and '.join(changed)}, as in the "
+            "run that wrote it, to resume"
+        )
+    return steps * accumulate
 
 
 def _restore_position(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
@@ -438,7 +489,8 @@ class ScheduleChange(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Notes the length by which the schedule was built; ``PendingValidation`` may lift it.
-        self._end = trainer.estimated_stepping_batches
+        model: Any = pl_module
+        self._end = model.optimizer_config.horizon or trainer.estimated_stepping_batches
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Compares and sets; at this point all is restored and nothing has been stepped yet.

@@ -779,10 +779,12 @@ class LanguageDataModule(TextCorpus):
                 "the first run to go on with the same."
             )
         before, now = state_dict["order"], self._whole_order()
+        # Where one run alone states the batch of a step, ``ResumeState`` compares the rows.
+        one_states = ("world_size" in before) != ("world_size" in now)
         changed = [
             f"{key} was {before.get(key)}, is {now[key]}"
             for key in now
-            if before.get(key) != now[key]
+            if before.get(key) != now[key] and (key in before or not one_states)
         ]
         if changed:
             rank_zero_warn(

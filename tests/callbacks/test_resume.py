@@ -170,6 +170,41 @@ def test_a_run_of_stated_steps_goes_on_with_the_same_rows_in_other_micro_batches
             train(8, ckpt_path=path)
 
 
+@pytest.mark.parametrize(
+    ("first", "batches", "then", "cure"),
+    [
+        ({}, 12, {"global_batch": 8}, None),  # three steps of 4 x 2 rows
+        ({"global_batch": 8}, 12, {}, None),
+        ({}, 10, {"global_batch": 8}, "set data.global_batch to null"),
+        ({}, 12, {"global_batch": 16}, "set data.global_batch to null"),
+        ({}, 12, {"global_batch": 8, "seed": 1}, "set data.global_batch to null"),
+        ({"global_batch": 16}, 16, {}, "set data.global_batch to 16"),
+        ({"global_batch": 16}, 16, {"global_batch": 8}, "set data.global_batch to 16"),
+    ],
+)
+def test_runs_that_state_their_batch_and_those_that_do_not_go_on_at_the_same_row(
+    make_model, make_data, make_trainer, tmp_path, recwarn, first, batches, then, cure
+):
+    path = tmp_path / "x.ckpt"
+
+    def train(steps, size, stated, *callbacks, ckpt_path=None):
+        options = {} if "global_batch" in stated else {"accumulate_grad_batches": 8 // size}
+        trainer = make_trainer(
+            ResumeState(), steps, *callbacks, max_steps=5, limit_val_batches=0, **options
+        )
+        trainer.fit(make_model(), make_data(batch_size=size, **stated), ckpt_path=ckpt_path)
+        return [n for each, *_ in steps.steps for batch in each for n in batch["sequence_id"]]
+
+    train(Steps(), 2, first, Break(path, batches))
+    if cure is not None:
+        with pytest.raises(ValueError, match=cure):
+            train(Steps(), 4, then, ckpt_path=path)
+        return
+    rows = train(Steps(), 4, then, ckpt_path=path)
+    assert [int(row) for row in rows] == list(range(24, 40))
+    assert not [w for w in recwarn if "order of the training data" in str(w.message)]
+
+
 def test_sums_of_other_ranks_are_added_up_where_there_are_fewer():
     sums = [{"loss": [1.0, 2.0]}, {"loss": [0.5, 4.0], "kl": [3.0, 1.0]}]
     assert _added(sums) == {"loss": [1.5, 6.0], "kl": [3.0, 1.0]}
@@ -297,6 +332,12 @@ def test_nothing_is_said_of_an_exact_resumption(
 
 def test_a_schedule_without_a_length_says_nothing(resumed):
     assert resumed(before="constant", schedule="constant") == []
+
+
+def test_a_horizon_is_the_end_of_the_schedule(resumed):
+    """It has 0.1 + 0.45 * (1 + cos(5 pi / 20)) at step 5 of 20."""
+    (line,) = resumed(horizon=20)
+    assert "the schedule now ends at step 20: the learning rate goes" in line
 
 
 def test_another_kind_of_schedule_is_reported_too(resumed):
