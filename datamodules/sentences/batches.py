@@ -250,11 +250,15 @@ class StreamSource:
         begin += step * self._world_size
         return self._epoch(epoch).streams(begin, begin + count)
 
+    def _dealt(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns first sentences, and their numbers, of a step's streams before they are shared."""
+        epoch, batch = divmod(step, self._number)
+        return self._epoch(epoch).streams(batch, batch + 1)
+
     def _share(self, step: int) -> tuple[Streams, np.ndarray]:
         """Returns the streams of a step, and the part of each; micro-batch m has the m-th W."""
         if step not in self._shared:
-            epoch, batch = divmod(step, self._number)
-            first, sentences = self._epoch(epoch).streams(batch, batch + 1)
+            first, sentences = self._dealt(step)
             streams = runs(self._index, first, first + sentences)
             parts = self._world_size * self._accumulate
             shared = share_step(streams, self._index, number=parts, bounds=self._part)
@@ -273,13 +277,14 @@ class StreamSource:
         """Returns batch `n` of this rank; see `grid_batch`.
 
         Also ``sentence_steps``, int: most sentences that a stream of batch n has on any rank; the
-        first micro-batch of a shared step has those of the step, the others 0. ``sequence_id`` is
+        first micro-batch of a shared step has the most of its streams before any is cut for a
+        device, the others 0. ``sequence_id`` is
         the number of the stream's first sentence. A part without streams is `empty_batch`.
         """
         first, sentences = self.streams(n, self._rank)
         batch = stored_batch(self._index, first, sentences, first) if len(first) else empty_batch()
         step, micro = divmod(n, self._accumulate)
-        of_step = self._share(step)[0].sentences if self._shares else self.streams(n)[1]
+        _, of_step = self._dealt(step) if self._shares else self.streams(n)
         return {**batch, "sentence_steps": 0 if micro else int(of_step.max())}
 
 
@@ -475,7 +480,7 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         if size is None or step is None:
             return None
         accumulate = -(-parts_of_step(step, self._bounds) // devices)
-        micro = -(-size // (accumulate * devices))
+        micro = min(self.batch_tokens, size)
         unit = self._most_at_once[1]
         return StepBatch(size=size, micro=micro, accumulate=accumulate, devices=devices, unit=unit)
 

@@ -101,6 +101,20 @@ def test_counts_are_those_of_the_batches_of_all_ranks(data):
     assert widths != {1}  # ranks had streams of other lengths
 
 
+def test_sentence_steps_of_a_stated_step_do_not_depend_on_what_devices_hold(make_sentences):
+    """Streams that are cut for a device have fewer sentences than the step's."""
+    counts, longest = [], []
+    for batch_tokens in (300, 60):
+        made = make_sentences(global_batch_tokens=300, batch_tokens=batch_tokens)
+        made.prepare_data()
+        made.setup()
+        training, accumulate = made.training_source(), made.step_batch(1).accumulate
+        steps = [[training.batch(n * accumulate + m) for m in range(accumulate)] for n in range(6)]
+        counts.append([sum(batch["sentence_steps"] for batch in step) for step in steps])
+        longest.append([max(batch["tokens"].shape[1] for batch in step) for step in steps])
+    assert counts[0] == counts[1] == longest[0] != longest[1]
+
+
 # Evaluation
 
 
