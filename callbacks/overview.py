@@ -28,12 +28,11 @@ class ModelOverview(L.Callback):
 
 def _planned_batch(trainer: Any, data: Any) -> str:
     """Returns `batch_line` of a training that is about to begin or to go on."""
-    steps, accumulate = trainer.estimated_stepping_batches, trainer.accumulate_grad_batches
-    batch = data.step_batch(trainer.world_size, accumulate)
-    tokens, total = batch.size * data.unit_tokens(), None
+    steps, epoch = trainer.estimated_stepping_batches, trainer.num_training_batches
+    batch = data.step_batch(trainer.world_size, trainer.accumulate_grad_batches).within(epoch)
+    accumulate, tokens, total = batch.accumulate, batch.size * data.unit_tokens(), None
     if not math.isinf(steps):
         # The last step of an epoch takes the micro-batches that are left, which may be fewer.
-        epoch = trainer.num_training_batches
         epochs, rest = divmod(steps, math.ceil(epoch / accumulate))
         micro_batches = epochs * epoch + min(rest * accumulate, epoch)
         total = micro_batches * tokens / accumulate
@@ -54,8 +53,10 @@ def batch_line(
     """
     bound = {"windows": "", "sentences": "at most "}.get(rows, "about ")
     of_size, devices = "" if batch.unit == "rows" else bound, batch.devices
+    # Devices may share a step of sentences unevenly.
+    most = "" if batch.micro * batch.accumulate * devices == batch.size else "at most "
     parts = [
-        f"global batch {of_size}{batch.size:,} {batch.unit} = {batch.micro:,} micro-batch x "
+        f"global batch {of_size}{batch.size:,} {batch.unit} = {most}{batch.micro:,} micro-batch x "
         f"{batch.accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
         f"{bound}{round(tokens):,} tokens a step",
     ]

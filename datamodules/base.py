@@ -15,7 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NotRequired, Protocol, Self, TypedDict
@@ -79,7 +79,7 @@ class StepBatch:
 
     Attributes:
         size: All of it, over all devices and micro-batches; of sentences the most.
-        micro: What a device takes at once; of sentences the share, rounded up.
+        micro: What a device takes at once; of sentences the most.
         accumulate: Micro-batches of a step.
         devices: Processes that share the step.
         unit: What sizes count.
@@ -90,6 +90,13 @@ class StepBatch:
     accumulate: int
     devices: int
     unit: str = "rows"
+
+    def within(self, epoch: float) -> Self:
+        """Returns the step that a trial of so few micro-batches an epoch takes."""
+        if epoch >= self.accumulate:
+            return self
+        size = min(self.size, self.micro * int(epoch) * self.devices)
+        return replace(self, size=size, accumulate=int(epoch))
 
 
 def divide_rows(rows: int, devices: int, most: int) -> StepBatch:

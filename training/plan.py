@@ -34,14 +34,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from callbacks.overview import batch_line, quantity
 from callbacks.throughput import PEAK_BF16
 from callbacks.validation import Validation
-from datamodules.base import StepBatch
+from datamodules.base import StepBatch, limited_batches
 from lightning_models import LanguageModel
 from lightning_models.memory import check_batch, weights_size
 from lightning_models.optim import build_optimizer
 from lightning_models.output_layer import CHUNK_ROWS
 from training.cli import LatentCLI
 from training.errors import UserError
-from training.listing import planned_tokens, row_tokens, validation_tokens
+from training.listing import is_prepared, planned_tokens, row_tokens, validation_tokens
 from training.strategies import count_devices, count_sharing
 from training.synthetic import MARKERS, SENTENCE_SLOTS, make_batch, without_files
 
@@ -157,6 +157,10 @@ class PlannedRun(NamedTuple):
             rows_at_once=data.eval_batch_size * devices,
         )
         trainer = {**trainer, **options, "accumulate_grad_batches": batch.accumulate}
+        if trainer.get("overfit_batches"):  # as the trainer does
+            trainer["limit_train_batches"] = trainer["overfit_batches"]
+        limit = trainer["limit_train_batches"]
+        batch = batch.within(limit) if isinstance(limit, int) and limit else batch
         rows, slots = batch.micro, data.block_size
         if data.rows == "sentences":
             slots = data.max_sentences * SENTENCE_SLOTS
@@ -216,7 +220,10 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
     bounds: list[tuple[float, float]] = []
     if steps > 0:
         bounds.append((steps, steps * tokens))
-    if epochs > 0 and isinstance(limit, int):
+    if epochs > 0 and (whole := steps_of_epoch(run.data)) is not None:
+        each = limited_batches(whole * accumulate, 1.0 if limit is None else limit) / accumulate
+        bounds.append((epochs * math.ceil(each), epochs * each * tokens))
+    elif epochs > 0 and isinstance(limit, int):
         micro_batches = epochs * limit
         bounds.append((epochs * math.ceil(limit / accumulate), micro_batches * tokens / accumulate))
     elif epochs > 0:
@@ -226,6 +233,18 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
             planned *= 1.0 if limit is None else limit
             bounds.append((math.ceil(planned / tokens), planned))
     return min(bounds, default=(None, None))
+
+
+def steps_of_epoch(data: Any) -> int | None:
+    """Returns the steps of a stated batch in an epoch; None if none is, or text is not prepared.
+
+    Rows that do not fill a step are left out.
+    """
+    if data.order_of_steps is None or not is_prepared(data):
+        return None
+    data.prepare_data()
+    data.setup("fit")
+    return len(data.training_source()) // int(data.step_batch(1).accumulate)
 
 
 def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator[str]:

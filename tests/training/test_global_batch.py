@@ -106,6 +106,31 @@ def test_the_planner_prints_the_same_line(text_file, data_cache, tmp_path, capsy
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "step"),
+    [
+        ("windows", ("--trainer.max_epochs=2",), "8 rows = 2 micro-batch x 4"),
+        ("windows", ("--trainer.max_epochs=3", "--trainer.limit_train_batches=0.5"), "8 rows = 2"),
+        ("windows", ("--trainer.max_steps=3", "--trainer.overfit_batches=2"), "4 rows = 2 micro-"),
+        ("reasoning", ("--trainer.max_epochs=2",), "8 rows = 2 micro-batch x 4"),
+        ("sentences", ("--trainer.max_epochs=2",), "200 lexical tokens = at most 120 micro-batch"),
+    ],
+)
+def test_the_planner_counts_the_steps_of_a_stated_batch(
+    text_file, data_cache, tmp_path, capsys, kind, options, step
+):
+    """Neither counts the rows of an epoch that do not fill a step."""
+    data, _ = kinds(text_file, data_cache)[kind]
+    size = "--data.batch_tokens=120" if kind == "sentences" else "--data.batch_size=2"
+    argv = [*data, size, *SMALL, *COMMON, f"--trainer.default_root_dir={tmp_path}", *options]
+    assert main(["fit", *argv, "--trainer.devices=1"]) == 0
+    (line,) = LINE.findall(capsys.readouterr().out)
+    assert step in line
+    assert f"{state_of(tmp_path)['global_step']} steps" in line
+    assert main(["plan", *argv, "--trainer.devices=1"]) == 0
+    assert LINE.findall(capsys.readouterr().out) == [line]
+
+
 # ---- a stated batch, shared by devices
 
 COMMON = (
