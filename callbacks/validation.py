@@ -1,5 +1,6 @@
 """How often a training validates, and on how much, whatever the number of devices."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,9 @@ class Validation(L.Callback):
     """Validates every n optimiser steps, on a number of rows that all devices share.
 
     Args:
-        every_n_train_steps: Optimiser steps between two validations, counted on over epochs. Null
-            leaves the interval to trainer.val_check_interval, which counts micro-batches.
+        every_n_train_steps: Optimiser steps between two validations, counted on over epochs, which
+            must be whole steps if there are several. Null leaves the interval to
+            trainer.val_check_interval, which counts micro-batches.
         rows: Rows that a validation scores over all devices, rounded up to whole batches of them.
             Null takes the whole split, and trainer.limit_val_batches, which counts the batches of a
             device, wins over it.
@@ -38,6 +40,20 @@ class Validation(L.Callback):
         )
         for key, value in options.items():
             setattr(trainer, key, value)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # The trainer counts micro-batches over epochs, and an epoch's last step may have fewer.
+        epoch, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
+        trial = vars(trainer).get("overfit_batches")
+        if self._interval is None or trial or math.isinf(epoch) or epoch % accumulate == 0:
+            return
+        if trainer.estimated_stepping_batches > math.ceil(epoch / accumulate):
+            raise ValueError(
+                f"validation.every_n_train_steps ({self.every_n_train_steps}) needs whole steps: "
+                f"an epoch has {epoch} micro-batches, of which a step takes {accumulate}. Set "
+                "trainer.limit_train_batches to a multiple of trainer.accumulate_grad_batches, or "
+                "state data.global_batch"
+            )
 
     def trainer_options(
         self, options: Mapping[str, Any], *, accumulate: int, rows_at_once: int

@@ -262,6 +262,36 @@ def test_what_contradicts_a_stated_batch_is_refused(
     assert "3 devices" not in error or "Take 2 or 4 devices" in error
 
 
+@pytest.mark.parametrize(
+    ("data", "trainer", "message"),
+    [
+        (8, 1, None),  # what the saved config of a run says
+        (8, 4, None),  # what follows
+        (8, 2, "trainer.accumulate_grad_batches (2) follows from data.global_batch: it is 4"),
+        (None, 2, "every_n_train_steps (2) needs whole steps: an epoch has 5"),
+    ],
+)
+def test_accumulation_of_a_file_is_refused_where_it_contradicts(
+    text_file, data_cache, tmp_path, capsys, data, trainer, message
+):
+    file = tmp_path / "more.yaml"
+    batches = 4 if data else 5
+    file.write_text(
+        f"data: {{init_args: {{global_batch: {data or 'null'}}}}}\n"
+        f"trainer: {{accumulate_grad_batches: {trainer}, limit_train_batches: {batches}}}\n"
+    )
+    options, _ = kinds(text_file, data_cache)["windows"]
+    argv = [*options, *SMALL, *COMMON, f"--trainer.default_root_dir={tmp_path}", "-c", str(file)]
+    argv += ["--data.batch_size=2", "--trainer.max_epochs=2", "--validation.every_n_train_steps=2"]
+    assert main(["fit", *argv, "--trainer.devices=1"]) == (2 if message else 0)
+    captured = capsys.readouterr()
+    if message is None:
+        assert "8 rows = 2 micro-batch x 4 accumulated" in captured.out
+    else:
+        assert message in captured.err
+        assert len(captured.err.strip().splitlines()) == 1
+
+
 def test_validations_are_counted_in_steps_and_rows(text_file, data_cache, tmp_path, capsys):
     options, _ = kinds(text_file, data_cache)["windows"]
     common = [word for word in COMMON if "limit_val" not in word]
