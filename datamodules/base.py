@@ -409,8 +409,8 @@ class LanguageDataModule(TextCorpus):
         batch_size: Rows per device and micro-batch when training (B); the most with global_batch.
         global_batch: Rows of a step over all devices. These share them, in micro-batches
             of the largest divisor of a device's share that is at most batch_size, and accumulate
-            the rest, so that step n has the same rows on any number of devices. Null: a step has
-            batch_size x trainer.accumulate_grad_batches x devices.
+            the rest, so that step n has the same rows on any number of devices. With null a step
+            has batch_size x trainer.accumulate_grad_batches x devices.
         eval_batch_size: Rows per device when evaluating; null takes batch_size.
         seed: Seed of the data order, non-negative; the splits do not depend on it.
         num_workers: Processes that build batches ahead of training; 0 builds them in the training
@@ -519,7 +519,7 @@ class LanguageDataModule(TextCorpus):
         return self.batch_size, "rows"
 
     def _shared_step(self, devices: int) -> StepBatch | None:
-        """Returns the batch of a step of a stated size; None where micro-batches decide it."""
+        """Returns the batch of a step if its size is stated, or None if micro-batches decide it."""
         if self.global_batch is None:
             return None
         return divide_rows(self.global_batch, devices, self.batch_size)
@@ -773,7 +773,7 @@ class LanguageDataModule(TextCorpus):
 
     @property
     def order_of_steps(self) -> dict[str, Any] | None:
-        """What decides the rows of a step on any number of devices; None: they decide it, too."""
+        """What decides the rows of a step on any number of devices, or None if they do, too."""
         return None if self._shared_step(1) is None else self._whole_order()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -166,8 +166,8 @@ class StreamSource:
         bounds: What a batch may hold.
         curriculum: How long streams are in each epoch.
         seed: Non-negative.
-        step: What a step of all ranks may hold, where streams are dealt to steps and each step is
-            shared by ranks and micro-batches, all within `bounds`. None: they are dealt to the
+        step: What a step of all ranks may hold. Streams are then dealt to steps, and ranks and
+            micro-batches share each step, all within `bounds`. By default streams are dealt to the
             batches of ranks.
         accumulate: Micro-batches of such a step.
         rank: This process among `world_size`.
@@ -251,17 +251,20 @@ class StreamSource:
         return self._epoch(epoch).streams(begin, begin + count)
 
     def _dealt(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first sentences, and their numbers, of a step's streams before they are shared."""
+        """Returns first sentences, and their numbers, of a step's streams, before sharing."""
         epoch, batch = divmod(step, self._number)
         return self._epoch(epoch).streams(batch, batch + 1)
 
     def _share(self, step: int) -> tuple[Streams, np.ndarray]:
-        """Returns the streams of a step, and the part of each; micro-batch m has the m-th W."""
+        """Returns the streams of a step, and the part of each.
+
+        Micro-batch m has parts m * W to (m + 1) * W - 1 of W ranks.
+        """
         if step not in self._shared:
             first, sentences = self._dealt(step)
             streams = runs(self._index, first, first + sentences)
             parts = self._world_size * self._accumulate
-            shared = share_step(streams, self._index, number=parts, bounds=self._part)
+            shared = share_step(streams, self._index, count=parts, bounds=self._part)
             self._shared = {step: shared}
         return self._shared[step]
 
@@ -398,9 +401,9 @@ class Sentences(SentenceCorpus, LanguageDataModule):
             training; the paper's number is unpublished.
         batch_size: Most streams of a device's batch when training.
         global_batch_tokens: Most lexical tokens of an optimiser step over all devices, in as few
-            micro-batches as surely fit; null: a step has a batch of `batch_tokens` for each device
-            and each of trainer.accumulate_grad_batches.
-        global_batch: Most streams of such a step; null: one for each max_sentence_tokens of it.
+            micro-batches as surely fit. With null a step has a batch of `batch_tokens` for each
+            device and each of trainer.accumulate_grad_batches.
+        global_batch: Most streams of such a step, one for each max_sentence_tokens by default.
         max_sentences: Most sentences of a stream in the first epochs (S).
         curriculum_step: How much S grows; 0: not at all.
         curriculum_epochs: After how many epochs it grows; passes over the data, which are the

@@ -389,7 +389,7 @@ def parts_of_step(step: Bounds, part: Bounds) -> int:
 
 
 def share_step(
-    streams: Streams, index: SentenceIndex, *, number: int, bounds: Bounds
+    streams: Streams, index: SentenceIndex, *, count: int, bounds: Bounds
 ) -> tuple[Streams, np.ndarray]:
     """Returns the streams of a step and the part of each, parts of similar length side by side.
 
@@ -399,15 +399,15 @@ def share_step(
     Args:
         streams: Streams of the step, in order.
         index: Sentences of the split.
-        number: Number of parts, at least `parts_of_step`.
+        count: Number of parts, at least `parts_of_step`.
         bounds: Bounds of a part.
     """
-    if number == 1:
+    if count == 1:
         return streams, np.zeros(len(streams), dtype=np.int64)
-    room, slots = np.full(number, bounds.lexical), np.full(number, bounds.streams)
+    room, slots = np.full(count, bounds.lexical), np.full(count, bounds.streams)
     pool = sorted(
-        _piece(index, first, first + count)
-        for first, count in zip(streams.first.tolist(), streams.sentences.tolist(), strict=True)
+        _piece(index, first, first + length)
+        for first, length in zip(streams.first.tolist(), streams.sentences.tolist(), strict=True)
     )
     taken: list[Piece] = []
     parts: list[int] = []
@@ -424,11 +424,11 @@ def share_step(
         room[part] -= words
         slots[part] -= 1
     starts, stops = (np.array([piece[i] for piece in taken], dtype=np.int64) for i in (1, 2))
-    longest = np.zeros(number, dtype=np.int64)
+    longest = np.zeros(count, dtype=np.int64)
     np.maximum.at(longest, parts, stops - starts)
-    place = np.empty(number, dtype=np.int64)
-    place[np.argsort(-longest, kind="stable")] = np.arange(number)
-    return runs(index, starts, stops), place[parts]
+    by_length = np.empty(count, dtype=np.int64)
+    by_length[np.argsort(-longest, kind="stable")] = np.arange(count)
+    return runs(index, starts, stops), by_length[parts]
 
 
 # ---- dealing evenly
