@@ -1,10 +1,13 @@
 """Families of backbones: the names that they have for their parts, their shapes and weights."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from lightning_models.memory import TooLargeError
 from lightning_models.thinking_states.config import ReasoningConfig
 from lightning_models.transformer.pretrained import load_pretrained, read_pretrained
 
@@ -47,6 +50,10 @@ ATTENTION = "sdpa"
 """PyTorch's own kernels, flash attention among them; the others read masks in another way."""
 
 
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose frequencies are fixed; the others change with the longest row read."""
+
+
 _QWEN25 = {
     "vocab_size": 151_936,
     "num_key_value_heads": 2,
@@ -81,13 +88,14 @@ def architecture(config: ReasoningConfig) -> Any:
     """Returns the backbone's configuration in ``transformers``, reading it if it is not known yet.
 
     Raises:
-        ValueError: The configuration cannot be read, is of no family of ``FAMILIES``, or has layers
-            with other attention than full self-attention.
+        ValueError: The configuration cannot be read, is of no family of ``FAMILIES``, has layers
+            with other attention than full self-attention, or rotary positions that are not in
+            ``ROPE_TYPES``.
     """
     from transformers import AutoConfig
 
     name, settings, shape = config.backbone, config.architecture, None
-    named = "architecture" if name is None else f"backbone ({name})"
+    named = _named(config)
     if settings is None:
         settings = _from_sizes(config) if name is None else KNOWN.get(name)
     if settings is None:
@@ -95,14 +103,16 @@ def architecture(config: ReasoningConfig) -> Any:
         shape = read_pretrained(AutoConfig, name, "configuration", named, other=OTHER)
         settings = {"model_type": shape.model_type}
     family = settings.get("model_type", "qwen2")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"{named} is of the family {family}; it must be one of {', '.join(FAMILIES)}"
         )
-    if shape is None:
-        rest = {key: value for key, value in settings.items() if key != "model_type"}
-        shape = AutoConfig.for_model(str(family), **rest)
-    attention = set(getattr(shape, "layer_types", None) or ["full_attention"])
+    with _in_one_line(named):
+        if shape is None:
+            rest = {key: value for key, value in settings.items() if key != "model_type"}
+            shape = AutoConfig.for_model(family, **rest)
+        attention = set(getattr(shape, "layer_types", None) or ["full_attention"])
+        ropes = _rope_types(shape)
     if getattr(shape, "add_cross_attention", False):
         attention.add("cross_attention")
     if attention != {"full_attention"}:
@@ -110,7 +120,44 @@ def architecture(config: ReasoningConfig) -> Any:
             f"{named} has layers with {', '.join(sorted(attention))}; take a model with "
             "full_attention alone"
         )
+    if not ropes <= set(ROPE_TYPES):
+        raise ValueError(
+            f"{named} has rotary positions of the rope_type {', '.join(sorted(ropes))}; take a "
+            f"model with one of {', '.join(ROPE_TYPES)}, which do not depend on the longest row"
+        )
     return shape
+
+
+def _named(config: ReasoningConfig) -> str:
+    """Returns the option that sets the backbone, for messages."""
+    return "architecture" if config.backbone is None else f"backbone ({config.backbone})"
+
+
+def _rope_types(shape: Any) -> set[str]:
+    """Returns the kinds of rotary positions in a configuration, which may list them by layer."""
+    rope = getattr(shape, "rope_parameters", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value]
+    return {str(each.get("rope_type", "default")) for each in (rope, *nested)}
+
+
+@contextlib.contextmanager
+def _in_one_line(named: str) -> Iterator[None]:
+    """Turns errors of ``transformers`` about a configuration into a ValueError of one line.
+
+    Networks that are too large for memory keep their errors, which the caller tells apart.
+    """
+    try:
+        yield
+    except (TooLargeError, RuntimeError, OverflowError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        if "overflow" in reason:
+            raise
+        raise ValueError(
+            f"{named} cannot be built by transformers ({type(error).__name__}: {reason[:200]}); "
+            "correct the value, or take another backbone"
+        ) from error
 
 
 def _from_sizes(config: ReasoningConfig) -> dict[str, Any]:
@@ -130,13 +177,22 @@ def _from_sizes(config: ReasoningConfig) -> dict[str, Any]:
     }
 
 
-def build_causal_lm(shape: Any) -> nn.Module:
-    """Returns a causal model of a shape of ``transformers``, with random float32 weights."""
+def build_causal_lm(shape: Any, config: ReasoningConfig) -> nn.Module:
+    """Builds a causal model with random float32 weights.
+
+    Args:
+        shape: The configuration in ``transformers``.
+        config: The configuration that it comes from, which messages name.
+
+    Raises:
+        ValueError: No model can be built from the values.
+    """
     from transformers import AutoModelForCausalLM
 
-    model: nn.Module = AutoModelForCausalLM.from_config(
-        shape, attn_implementation=ATTENTION, dtype=torch.float32
-    )
+    with _in_one_line(_named(config)):
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            shape, attn_implementation=ATTENTION, dtype=torch.float32
+        )
     return model
 
 

@@ -69,7 +69,7 @@ class Backbone(nn.Module):
             causal: Any = load_causal_lm(config)
             self.shape = causal.config
         else:
-            causal = build_causal_lm(self.shape)
+            causal = build_causal_lm(self.shape, config)
         rows = self.shape.vocab_size
         self._widen(causal, config)
         if trained and not on_meta:

@@ -217,6 +217,12 @@ def test_logits_are_those_of_transformers_padded_or_cached(family, tied, tmp_pat
         torch.testing.assert_close(own[:, :, :V][real], expected[real], atol=1e-10, rtol=0)
 
 
+def rope(rope_type, **settings):
+    """The ``rope_parameters`` of rotary positions that stretch beyond 8 tokens."""
+    settings |= {"factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 8}
+    return {"rope_type": rope_type, **settings}
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "fault"),
     [
@@ -226,6 +232,12 @@ def test_logits_are_those_of_transformers_padded_or_cached(family, tied, tmp_pat
             "qwen3",
             {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
             "has layers with full_attention, sliding_attention",
+        ),
+        ("llama", {"rope_parameters": rope("dynamic")}, "has rotary .* of the rope_type dynamic"),
+        (
+            "qwen2",
+            {"rope_parameters": rope("longrope", short_factor=[1.0] * 2, long_factor=[2.0] * 2)},
+            "has rotary positions of the rope_type longrope; take .* default, linear, llama3, yarn",
         ),
     ],
 )
@@ -239,6 +251,24 @@ def test_other_backbones_are_refused_by_name(family, changes, fault, tmp_path):
             build("cot", double=False, **settings)
         assert str(caught.value).startswith(name)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "fault"),
+    [
+        ("gpt2", {"model_type": ["gpt2"]}, r"is of the family \['gpt2'\]; it must be one of gpt2"),
+        ("gpt2", {"activation_function": "zzz"}, "cannot be built .*zzz"),
+        ("gpt2", {"n_layer": "x"}, "cannot be built .*n_layer.* expected int, got str"),
+        ("llama", {"layer_types": 3}, "cannot be built .*int.* not iterable"),
+        ("llama", {"rope_parameters": {"rope_type": "zzz"}}, "has rotary .* of the rope_type zzz"),
+        ("llama", {"dtype": "evil"}, "cannot be built .*evil"),
+        ("llama", {"num_attention_heads": 0}, "cannot be built .*ZeroDivisionError"),
+    ],
+)
+def test_wrong_values_of_an_architecture_are_refused_in_one_line(family, changes, fault):
+    with pytest.raises(ValueError, match=f"^architecture {fault}") as caught:
+        build("cot", double=False, architecture={**decoder(family), **changes})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
