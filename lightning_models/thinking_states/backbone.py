@@ -81,10 +81,12 @@ class Backbone(nn.Module):
         longest = config.block_size + config.added_positions
         if self.position_limit is not None and longest > self.position_limit:
             added = f" and {config.added_positions} added ones" if config.added_positions else ""
+            fitting = self.position_limit - config.added_positions
+            cure = f"set data.block_size to {fitting} or less" if fitting > 0 else ""
+            lower = "lower max_chain_tokens or eval_latents" if config.added_positions else ""
             raise ValueError(
                 f"block_size ({config.block_size}){added} is more than the {self.position_limit} "
-                f"learned positions of the backbone; set data.block_size to "
-                f"{self.position_limit - config.added_positions} or less"
+                f"learned positions of the backbone; {', or '.join(filter(None, (cure, lower)))}"
             )
         self.head = None if self.shape.tie_word_embeddings else causal.lm_head
 

@@ -29,6 +29,7 @@ from tests.thinking_states.questions import (
     build,
     questions,
     resumable_trainer,
+    rows,
 )
 from tests.tokenizer_files import begun, byte_level, pieces
 from training import main
@@ -273,16 +274,63 @@ def test_wrong_values_of_an_architecture_are_refused_in_one_line(family, changes
 
 @pytest.mark.parametrize(
     ("name", "added", "changes"),
-    [("cot", 0, {}), ("coconut", 8, {}), ("coconut", 22, {"eval_latents": 20})],
+    [
+        ("cot", 0, {}),
+        ("cot", 40 + len(PREFIX), {"max_chain_tokens": 40}),
+        ("coconut", 8, {"max_latent_stage": 3}),
+        ("coconut", 22, {"eval_latents": 20}),
+        ("coconut", 22 + len(PREFIX), {"max_latent_stage": 3, "max_chain_tokens": 14}),
+    ],
 )
 def test_rows_longer_than_learned_positions_are_refused(name, added, changes, tmp_path):
-    """Latents and their markers need positions, too."""
+    """Latents, their markers and a chain of a stated length need positions, too."""
     publish(tmp_path, "gpt2")
-    settings = {"double": False, "backbone": str(tmp_path), "max_latent_stage": 3, **changes}
-    settings = settings if name == "coconut" else {"double": False, "backbone": str(tmp_path)}
+    settings = {"double": False, "backbone": str(tmp_path), **changes}
     build(name, block_size=64 - added, **settings)
     with pytest.raises(ValueError, match=rf"block_size \({65 - added}\).* to {64 - added} or less"):
         build(name, block_size=65 - added, **settings)
+
+
+def test_a_stated_chain_longer_than_the_learned_positions_is_refused(tmp_path):
+    publish(tmp_path, "gpt2")
+    with pytest.raises(ValueError, match="learned positions of the backbone; lower max_chain_to"):
+        build("cot", double=False, backbone=str(tmp_path), max_chain_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "latents", "changes"),
+    [
+        ("cot", 48, 0, {}),
+        ("cot", 64, 0, {}),
+        ("cot", 40, 0, {"max_chain_tokens": 22}),
+        ("icot", 64, 0, {}),
+        ("coconut", 50, 4, {"max_latent_stage": 3, "first_stage": 2}),
+        ("coconut", 40, 4, {"max_latent_stage": 3, "first_stage": 2}),
+        ("coconut", 56, 4, {"max_latent_stage": 3, "first_stage": 2}),
+    ],
+)
+def test_chains_end_within_learned_positions_alone_or_in_a_batch(
+    name, block_size, latents, changes, tmp_path
+):
+    """Chains end by themselves, at their limit, or where prefix and answer just fit."""
+    publish(tmp_path, "gpt2")
+    model = build(name, backbone=str(tmp_path), block_size=block_size, **changes).eval()
+    batch = questions([(30, [], 3), (12, [], 3), (3, [1], 3)])  # 4 with EOS
+    added = latents + 2 if name == "coconut" else 0
+    room = 64 - added - len(PREFIX) - 64 // 16 - batch["query_lengths"]
+    limits = torch.minimum(block_size - batch["query_lengths"], room)
+    if "max_chain_tokens" in changes:
+        limits = torch.full_like(limits, changes["max_chain_tokens"])
+    query, lengths = batch["query"], batch["query_lengths"]
+    tokens, written = model.write_chains(query, lengths)
+    assert (written <= limits + len(PREFIX)).all()
+    assert (written == limits + len(PREFIX)).any()  # one at least reaches its limit
+    scored = model.score(batch).log_prob
+    for row, length in enumerate(lengths.tolist()):
+        alone = {**rows(batch, [row]), "query": query[[row], :length]}
+        chain, _ = model.write_chains(alone["query"], alone["query_lengths"])
+        assert torch.equal(chain[0], tokens[row, : written[row]])
+        torch.testing.assert_close(model.score(alone).log_prob[0], scored[row])
 
 
 def test_a_text_longer_than_learned_positions_is_refused_in_one_line(tmp_path):

@@ -81,9 +81,9 @@ class CoconutConfig(StagedConfig):
 
     @property
     def added_positions(self) -> int:
-        """Positions of the most latents, and of their two markers."""
+        # the most latents and their two markers, next to those of a chain
         trained = self.c_thought * self.max_latent_stage
-        return max(trained, self.eval_latents or 0) + 2
+        return super().added_positions + max(trained, self.eval_latents or 0) + 2
 
 
 # ---- rows

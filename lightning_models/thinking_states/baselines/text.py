@@ -43,6 +43,11 @@ NOTHING, QUERY, THINKING, CHAIN, PREFIX, ANSWER = range(-1, 5)
 """Kinds of the tokens of a row; padding is ``NOTHING``."""
 
 
+ANSWER_PART = 16
+"""Share of learned positions, 1 / 16, that a chain without a stated limit leaves to the answer. It
+is the same for all answers: a chain must not depend on the answer that is scored after it."""
+
+
 class TextRows(NamedTuple):
     """Rows of text with their targets.
 
@@ -184,7 +189,7 @@ class ChainConfig(ReasoningConfig):
 
     max_chain_tokens: int | None = None
     """Longest chain at inference, in tokens; after it the answer begins in any case. null: the rest
-    of ``block_size`` after the query."""
+    of ``block_size`` after the query. Learned positions may end it earlier."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -194,6 +199,13 @@ class ChainConfig(ReasoningConfig):
                 f"max_chain_tokens ({self.max_chain_tokens}) must not be negative; null takes the "
                 "rest of block_size"
             )
+
+    @property
+    def added_positions(self) -> int:
+        # a question within block_size, then a chain of the stated length and the answer prefix
+        if self.max_chain_tokens is None:
+            return 0
+        return self.max_chain_tokens + len(self.answer_prefix)
 
 
 class TextCache(AnswerCache):
@@ -232,6 +244,12 @@ class TextCache(AnswerCache):
         super().select(rows)
         self._last, self._tail = self._last[rows], self._tail[rows]
         self._limits, self.answering = self._limits[rows], self.answering[rows]
+
+    def keep_room(self, positions: int) -> None:
+        """Shortens the chains that would not end, prefix included, within ``positions``."""
+        begun = self.lengths + max(len(self.pending), 1)  # (B,) positions before the chain
+        room = positions - begun - len(self._end)
+        self._limits = torch.minimum(self._limits, room.clamp(min=0))
 
     def take(self, tokens: Tensor) -> Tensor:
         """Returns the next inputs (B, t), and tracks the tokens written so far (B,).
@@ -387,13 +405,19 @@ class TextLM(ReasoningLM):
         """
         cache = self.init_cache(query, lengths, 0)
         tokens, written, chosen = query[:, 0], [], []
+        rows = torch.arange(len(query), device=query.device)  # rows that still write
         while True:
             out, _ = self.decode_step(cache, tokens)
-            if bool(cache.answering.all()):
+            writing = (~cache.answering).nonzero()[:, 0]
+            if not len(writing):
                 break
-            tokens = out[:, : self.config.vocab_size].argmax(dim=-1)
-            written.append(tokens)
-            chosen.append(~cache.answering)
+            # a row whose chain has ended leaves: it would go on to take positions while it waits
+            if len(writing) < len(rows):
+                cache.select(writing)
+                rows = rows[writing]
+            tokens = out[writing, : self.config.vocab_size].argmax(dim=-1)
+            written.append(query.new_zeros(len(query)).index_copy(0, rows, tokens))  # (B,)
+            chosen.append(torch.zeros_like(lengths, dtype=torch.bool).index_fill(0, rows, True))
         packed = pack(torch.stack(written, dim=1), torch.stack(chosen, dim=1))
         return packed.values, packed.lengths
 
@@ -417,6 +441,10 @@ class TextLM(ReasoningLM):
         cache = TextCache(last, limits, pending=self.pending(), end=end)
         held = 0 if len(cache.pending) else 1
         self.read_query(cache, prompts[:, : prompts.shape[1] - held], lengths - held)
+        positions = self.network.backbone.position_limit
+        if positions is not None:
+            stated = getattr(self.config, "max_chain_tokens", None) is not None
+            cache.keep_room(positions if stated else positions - positions // ANSWER_PART)
         return cache
 
     def pending(self) -> tuple[int, ...]:
