@@ -24,7 +24,7 @@ from lightning_models.thinking_states.architectures import (
 from lightning_models.thinking_states.config import ReasoningConfig
 
 Tables = tuple[Tensor, Tensor] | None
-"""Cosines and sines of positions (B, T, C); None where positions are learned."""
+"""Cosines and sines of positions (B, T, C), or None if positions are learned."""
 
 
 MOST_ADDED = 0.1
@@ -37,7 +37,7 @@ class HiddenStates(NamedTuple):
 
     Attributes:
         last: After the final norm, read by the head (B, T, D).
-        tapped: After ``tap_layer`` layers, before any norm (B, T, D); None without.
+        tapped: After ``tap_layer`` layers, before any norm (B, T, D), or None without that layer.
     """
 
     last: Tensor
@@ -151,7 +151,7 @@ class Backbone(nn.Module):
 
     @property
     def position_limit(self) -> int | None:
-        """The number of learned positions; None where positions are rotary."""
+        """The number of learned positions, or None if positions are rotary."""
         learned = getattr(self.model, "wpe", None)
         return None if learned is None else int(learned.num_embeddings)
 
@@ -215,7 +215,7 @@ class Backbone(nn.Module):
         return entered
 
     def rotary(self, h: Tensor, positions: Tensor) -> Tables:
-        """Returns cosines and sines (B, T, C) of positions (B, T); None where they are learned.
+        """Returns cosines and sines (B, T, C) of positions (B, T), or None if they are learned.
 
         Under autocast they are float32, otherwise of the dtype of ``h``, as queries and values are.
         """
@@ -240,18 +240,17 @@ class Backbone(nn.Module):
         """Returns the hidden states of tokens.
 
         Args:
-            h: embeddings (B, T, D).
-            positions: (B, T) int64.
-            mask: (B, 1, T, N) bool, true where a query may see a key (those of the cache first);
-                None: that of rows without padding before or between tokens, which needs an empty
-                cache.
-            cache: a transformers cache, extended in place; None: no cache.
-            state: S, added after ``state_layer`` layers (B, T, D); None: nothing.
+            h: Embeddings (B, T, D).
+            positions: Positions (B, T) int64.
+            mask: Keys that each query may see (B, 1, T, N) bool, cached keys first. Defaults to
+                causal attention, for rows that are padded on the right only and an empty cache.
+            cache: Cache of ``transformers``, extended in place. Nothing is cached without it.
+            state: S, added after ``state_layer`` layers (B, T, D). Nothing is added by default.
             state_layer: L^in.
-            tap_layer: number of layers after which hidden states are returned as ``tapped``.
+            tap_layer: Number of layers after which hidden states are returned as ``tapped``.
 
         Raises:
-            ValueError: see ``enter``.
+            ValueError: A position is beyond the learned ones.
         """
         h = self.enter(h, positions, None if mask is None else mask.shape[-1])  # (B, T, D)
         tables = self.rotary(h, positions)  # the same in all layers
@@ -275,11 +274,11 @@ def run_layer(
     """Returns the output (B, T, D) of a decoder layer; without a mask it is causal.
 
     Args:
-        layer: of transformers.
-        h: its input (B, T, D).
-        tables: of the positions.
-        mask: see `Backbone.forward`.
-        cache: of transformers, extended in place.
+        layer: Decoder layer of ``transformers``.
+        h: Input of the layer (B, T, D).
+        tables: Cosines and sines of the positions.
+        mask: Keys that each query may see, see `Backbone.forward`.
+        cache: Cache of ``transformers``, extended in place.
     """
     out: Tensor = layer(
         h,
@@ -297,16 +296,16 @@ def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor
     A padding token sees itself, so that no row of the softmax is empty.
 
     Args:
-        real: (B, N) bool, false on padding.
-        queries: T.
-        window: tokens that a query sees at most, itself included; padding does not count. None:
-            all before it.
+        real: Whether each key is a token (B, N) bool, false on padding.
+        queries: Number of queries, T.
+        window: Most tokens that a query sees, itself included and padding not counted. Defaults to
+            all tokens before it.
     """
     keys = torch.arange(real.shape[1], device=real.device)  # (N,)
     rows = keys[-queries:, None]  # (T, 1)
     seen = (keys <= rows) & real[:, None, :]  # (B, T, N)
     if window is not None:
-        order = real.cumsum(dim=1)  # (B, N), of tokens, where padding repeats that before it
+        order = real.cumsum(dim=1)  # (B, N), padding repeats the count before it
         seen = seen & (order[:, -queries:, None] - order[:, None, :] < window)
     seen = seen | (keys == rows)
     return seen[:, None]  # (B, 1, T, N), one mask for all heads
@@ -316,7 +315,7 @@ class ReasoningNetwork(nn.Module):
     """A network whose main part is a backbone.
 
     Args:
-        config: what to build.
+        config: The configuration of the backbone.
     """
 
     def __init__(self, config: ReasoningConfig) -> None:
@@ -374,13 +373,13 @@ class AnswerCache:
         """Appends the next t places.
 
         Args:
-            real: which of them are tokens (B, t) bool.
-            window: see ``causal_mask``.
+            real: Whether each place holds a token (B, t) bool.
+            window: Most tokens that a query sees, see ``causal_mask``.
 
         Returns:
-            positions (B, t) int64, and the mask (B, 1, t, N + t) of `Backbone.forward`.
+            Positions (B, t) int64, and the mask (B, 1, t, N + t) of `Backbone.forward`.
         """
-        # (B, t): padding takes no position, it repeats that of the token before it
+        # (B, t): padding takes no position, it repeats the position of the token before it
         positions = (self.lengths[:, None] + real.cumsum(dim=1) - 1).clamp(min=0)
         self.real = torch.cat((self.real, real), dim=1)  # (B, N + t)
         self.lengths = self.lengths + real.sum(dim=1)  # (B,)
@@ -400,11 +399,11 @@ def read(
     """Returns the hidden states of the next t places, and caches them.
 
     Args:
-        backbone: of any method.
-        cache: extended in place.
-        h: embeddings (B, t, D).
-        real: which places are tokens (B, t) bool; None: all.
-        **taps: state and layers, see `Backbone.forward`.
+        backbone: The backbone of any method.
+        cache: Keys and values read so far, extended in place.
+        h: Embeddings (B, t, D).
+        real: Whether each place holds a token (B, t) bool. By default all do.
+        **taps: State and layers, see `Backbone.forward`.
     """
     if real is None:
         real = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)

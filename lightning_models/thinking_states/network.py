@@ -33,12 +33,13 @@ class ThinkingBlock(nn.Module):
     first chunk what the backbone predicts.
 
     NOTE(paper): it does not mention the norm, without which the unembedding would read what it has
-    never seen; nor positions, which count the chunk's tokens up to c - 1, then the thought's. Where
-    the backbone's positions are learned, the chunk's hidden states have those of the row in them.
+    never seen; nor positions, which count the chunk's tokens up to c - 1, then the thought's.
+    Learned positions are added to the thought's tokens only: the chunk's hidden states already
+    contain their positions in the row.
 
     Args:
-        backbone: of which the copies are made; its weights must be there.
-        tied: whether the unembedding is the backbone's own.
+        backbone: The backbone, with its weights, whose last layer, norm and head are copied.
+        tied: Whether the unembedding is the backbone's.
     """
 
     def __init__(self, backbone: Backbone, tied: bool) -> None:
@@ -54,10 +55,10 @@ class ThinkingBlock(nn.Module):
         """Returns normed states (K, n, D), which the unembedding reads.
 
         Args:
-            h: hidden states and embeddings (K, n, D).
-            tables: of their positions.
-            mask: see `Backbone.forward`.
-            cache: a transformers cache of one layer, extended in place.
+            h: Hidden states and embeddings (K, n, D).
+            tables: Cosines and sines of their positions.
+            mask: Keys that each query may see, see `Backbone.forward`.
+            cache: Cache of ``transformers`` of one layer, extended in place.
         """
         states: Tensor = self.norm(run_layer(self.layer, h, tables, mask, cache))
         return states
@@ -86,8 +87,8 @@ class CompressionBlock(nn.Module):
     less than c tokens is read like any token, so that C may learn to summarise there (App. A.1).
 
     Args:
-        backbone: of which the copy is made; its weights must be there.
-        chunk_size: c.
+        backbone: The backbone, with its weights, whose first layer is copied.
+        chunk_size: Tokens of a chunk, c.
     """
 
     def __init__(self, backbone: Backbone, chunk_size: int) -> None:
@@ -99,9 +100,9 @@ class CompressionBlock(nn.Module):
         """Returns the states (K, c, D): the outputs of a thought's last c tokens.
 
         Args:
-            h: embeddings of thoughts, their ends and padding (K, N, D), N at least c.
-            tables: of the positions from 0 on.
-            lengths: of thoughts, the end included (K,) int64; padding counts up to c.
+            h: Embeddings of thoughts, their ends and padding (K, N, D), N at least c.
+            tables: Cosines and sines of the positions from 0 on.
+            lengths: Tokens of each thought, its end included (K,) int64. Padding counts up to c.
         """
         out = run_layer(self.layer, h, tables)  # (K, N, D)
         place = torch.arange(self.chunk_size, device=h.device)
@@ -131,7 +132,7 @@ class ThinkingStatesNetwork(ReasoningNetwork):
     """Backbone M, thinking block T and compression block C.
 
     Args:
-        config: sizes, or the trained backbone, whose weights T and C begin with.
+        config: Sizes, or the trained backbone whose weights T and C begin with.
     """
 
     def __init__(self, config: ThinkingStatesConfig) -> None:
@@ -174,11 +175,11 @@ class ThinkingStatesNetwork(ReasoningNetwork):
         """Returns the hidden states (B, T, D) after some of the backbone's layers.
 
         Args:
-            h: hidden states before them (B, T, D).
-            layers: the first one, and one after the last.
-            positions: (B, T) int64.
-            mask: see `Backbone.forward`.
-            cache: of transformers, extended in place for these layers.
+            h: Hidden states before these layers (B, T, D).
+            layers: Indices of the first layer, and of the one after the last.
+            positions: Positions (B, T) int64.
+            mask: Keys that each query may see, see `Backbone.forward`.
+            cache: Cache of ``transformers``, extended in place for these layers.
         """
         tables = self.backbone.rotary(h, positions)
         for layer in self.blocks[layers[0] : layers[1]]:
@@ -192,8 +193,8 @@ class ThinkingStatesNetwork(ReasoningNetwork):
         so does speculation, which tests for that (App. A.2), find what sequential reading finds.
 
         Args:
-            thoughts: tokens, end and padding (K, N) int64, N at least c.
-            lengths: of thoughts, the end included (K,) int64.
+            thoughts: Tokens of thoughts, their ends and padding (K, N) int64, N at least c.
+            lengths: Tokens of each thought, its end included (K,) int64.
         """
         positions = torch.arange(thoughts.shape[1], device=thoughts.device)[None]
         h = self.backbone.enter(self.backbone.embed(thoughts), positions)  # (K, N, D)
@@ -261,10 +262,10 @@ def answering_flops(network: ThinkingStatesNetwork, context: int, tokens: float 
     """Returns the FLOPs of a token of the answer in a context of ``context`` tokens.
 
     Args:
-        network: its sizes.
-        context: tokens.
-        tokens: of thoughts, that come with it on average; None: one where answers are thought
-            about, else none.
+        network: The network whose sizes count.
+        context: Tokens of the context.
+        tokens: Tokens of thoughts for each token of the answer, on average. Defaults to one if
+            answers are thought about, else to none.
     """
     backbone, thinks = network.backbone, network.config.think_in_decode and network.config.think
     keys = min(backbone.window or context, context)

@@ -76,9 +76,9 @@ def shortened(segment: Segment, removed: Tensor, side: str) -> Segment:
     """Returns a segment without its first tokens, or without its last.
 
     Args:
-        segment: right-padded tokens and lengths.
-        removed: tokens to remove, at most the length (B,) int64.
-        side: left or right.
+        segment: Right-padded tokens and their lengths.
+        removed: Number of tokens to remove from each row, at most its length (B,) int64.
+        side: End that is removed, 'left' or 'right'.
     """
     tokens, lengths = segment
     lengths = lengths - removed
@@ -110,8 +110,8 @@ class TextLayout:
         """Returns the text of training.
 
         Args:
-            batch: of questions.
-            stage: of a curriculum, for batches without ``epochs``.
+            batch: Batch of questions.
+            stage: Stage of a curriculum, for batches without ``epochs``.
         """
         chain, learned = self.chain(batch, stage)
         prefix = constant(self.answer_prefix, batch["query"])
@@ -140,8 +140,8 @@ class TextLayout:
         """Returns rows with what is predicted in them.
 
         Args:
-            line: tokens, and as ``segment`` their kinds.
-            learned: rows whose answer prefix is predicted (B,) bool; None: no row.
+            line: Tokens, with their kinds as ``segment``.
+            learned: Whether each row's answer prefix is predicted (B,) bool. By default none is.
         """
         kinds = line.segment
         predicted = (kinds == CHAIN) | (kinds == ANSWER)
@@ -160,7 +160,7 @@ class ChainLayout(TextLayout):
     """Query, chain, answer prefix, answer: a whole chain of thought, learned with its end.
 
     Raises:
-        ValueError: if there is no answer prefix: chains would have no end.
+        ValueError: There is no answer prefix, so that chains would have no end.
     """
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ class ChainConfig(ReasoningConfig):
     """A model that may write reasoning before its answer.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: A value is out of its range.
     """
 
     max_chain_tokens: int | None = None
@@ -215,11 +215,10 @@ class TextCache(AnswerCache):
     the only possible text.
 
     Args:
-        last: The last token of each query (B,) int64: where nothing is pending, it is the first to
-            be read.
+        last: The last token of each query (B,) int64, which is read first if nothing is pending.
         limits: Most tokens of each row's chain (B,) int64.
-        pending: see ``AnswerCache``.
-        end: The tokens that end a chain; empty: no chains are written.
+        pending: Tokens that are read once, before any chosen ones, see ``AnswerCache``.
+        end: The tokens that end a chain. Rows write no chain if it is empty.
     """
 
     def __init__(
@@ -279,7 +278,7 @@ class TextNetwork(ReasoningNetwork):
     """The backbone on rows of text.
 
     Args:
-        config: what to build.
+        config: The configuration of the backbone.
     """
 
     def forward(
@@ -288,9 +287,10 @@ class TextNetwork(ReasoningNetwork):
         """Returns the normed states (B, T, D) of tokens.
 
         Args:
-            tokens: (B, T) int64; without a cache padded on the right.
-            real: which of them are text (B, T) bool, with a cache; None: all.
-            cache: of earlier tokens, extended in place.
+            tokens: Tokens (B, T) int64, padded on the right unless there is a cache.
+            real: Whether each token is text (B, T) bool, read with a cache only. By default all
+                tokens are.
+            cache: Keys and values of earlier tokens, extended in place.
         """
         h = self.backbone.embed(tokens)
         if cache is not None:
@@ -338,8 +338,8 @@ class TextLM(ReasoningLM):
     def loss(self, batch: Batch) -> LossOutput:
         """Returns the summed cross-entropy of the text that the method learns.
 
-        Statistics: ``answer_nll``, nats per token of the answer and its EOS alone; and those of
-        ``statistics``.
+        Statistics: ``answer_nll``, nats per token of the answer and its EOS alone, and what
+        ``statistics`` returns.
         """
         rows = self.layout.training(batch, self.stage)
         h = self.states(rows).flatten(0, 1)
@@ -400,8 +400,8 @@ class TextLM(ReasoningLM):
         """Returns the model's greedy text up to its answers: chains and prefixes.
 
         Args:
-            query: (B, Q) int64, padded on the right.
-            lengths: (B,) int64.
+            query: Queries (B, Q) int64, padded on the right.
+            lengths: Tokens of each query (B,) int64.
         """
         cache = self.init_cache(query, lengths, 0)
         tokens, written, chosen = query[:, 0], [], []
@@ -471,9 +471,9 @@ class TextLM(ReasoningLM):
         return cache.forced(out), torch.ones_like(tokens, dtype=torch.bool)
 
     def answer_tokens(self, generated: list[int]) -> list[int]:
-        """Returns the tokens after the answer prefix, where the model writes that; else all.
+        """Returns the tokens after the answer prefix, or all tokens if the model writes no prefix.
 
-        None, where a chain never came to its end.
+        The answer of a chain that never came to its end is empty.
         """
         if not self.writes_chain:
             return generated
@@ -492,7 +492,7 @@ class NoCoTConfig(ReasoningConfig):
     """A backbone that answers without reasoning; it adds no fields.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: A value is out of its range.
     """
 
 
@@ -502,9 +502,9 @@ class NoCoTLM(TextLM):
     Text: query, answer prefix, answer. The prefix is given, never predicted.
 
     Args:
-        config: the backbone.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: The backbone.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: NoCoTConfig
@@ -531,7 +531,7 @@ class CoTConfig(ChainConfig):
     """A backbone that writes its reasoning, then its answer.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: A value is out of its range.
     """
 
 
@@ -543,9 +543,9 @@ class CoTLM(TextLM):
     the query, so they are exact.
 
     Args:
-        config: the backbone, and the longest chain.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: The backbone, and the longest chain.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: CoTConfig
