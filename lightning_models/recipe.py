@@ -16,7 +16,7 @@ import os
 import reprlib
 import sys
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 BASES = {"model": "lightning_models.LanguageModel", "data": "datamodules.LanguageDataModule"}
@@ -27,6 +27,7 @@ PACKAGES_HELP = (
     "checkpoint names is looked up in this project and in these; everything else is refused."
 )
 _trusted: set[str] = set(OWN_PACKAGES)
+_trusted_classes: set[str] = set()
 
 
 def as_dataclass(value: Any, kind: Any) -> Any:
@@ -67,9 +68,9 @@ def public_path(kind: type) -> str:
 # ---- classes that a recipe may name
 
 
-def trust(names: Collection[str]) -> None:
-    """Lets recipes name these classes, or any class of these modules and packages."""
-    _trusted.update(names)
+def trust(classes: Iterable[str]) -> None:
+    """Lets recipes name these classes, by just these dotted paths; short names are ignored."""
+    _trusted_classes.update(name for name in classes if "." in name)
 
 
 def split_names(text: str) -> list[str]:
@@ -93,7 +94,7 @@ def import_packages(names: str | Sequence[str]) -> None:
             importlib.import_module(name)
         except (ImportError, TypeError, ValueError) as error:  # a relative name, for one
             raise ValueError(f"packages: cannot import {name!r} ({error})") from error
-    trust(names)
+    _trusted.update(names)
 
 
 def import_public_classes(*packages: str) -> None:
@@ -147,8 +148,9 @@ def resolve_class(class_path: Any, base: type) -> Any:
             not found there, or does not derive from ``base``. Nothing has been imported then but
             modules of those packages.
     """
-    module_path, _, name = str(class_path).rpartition(".")
-    if not any(f"{class_path}.".startswith(f"{trusted}.") for trusted in _trusted):
+    path = str(class_path)
+    module_path, _, name = path.rpartition(".")
+    if path not in _trusted_classes and not any(path.startswith(f"{p}.") for p in _trusted):
         raise ValueError(
             f"the class {class_path} is of no package named so far, and importing it could run any "
             f"code. If it is yours, name its package: --packages {module_path or class_path}"

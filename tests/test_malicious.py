@@ -167,6 +167,7 @@ def canary(trace, tmp_path, monkeypatch):
     (tmp_path / "lies_around.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(recipe_module, "_trusted", set(recipe_module.OWN_PACKAGES))
+    monkeypatch.setattr(recipe_module, "_trusted_classes", set())
     yield "lies_around"
     sys.modules.pop("lies_around", None)
 
@@ -252,6 +253,28 @@ def test_a_class_path_imports_nothing(name, trained, canary, tmp_path, monkeypat
             _ = read_checkpoint(path).data_recipe
     refused_everywhere(path, capfd)
     assert canary not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        (("--model=TransformerLM",), "TransformerLM"),
+        (("--data", "LocalText"), "LocalText"),
+        (("-c", "data: LocalText"), "LocalText"),
+        (("-c", "model: {class_path: TransformerLM}"), "TransformerLM"),
+        (("--data=datamodules.LocalText",), "LocalText"),
+        (("--data=lies_around.make",), "lies_around"),
+        (("--data=lies_around",), "lies_around"),
+    ],
+)
+def test_a_typed_class_is_no_package(words, package, trained, canary, tmp_path, capfd):
+    """Whoever types a class trusts that class alone, and no file that has its name."""
+    (tmp_path / "lies_around.py").rename(tmp_path / f"{package}.py")
+    change = functools.partial(dict.update, data=foreign(f"{package}.Thing"))
+    path = with_recipe(trained, tmp_path / "run" / "evil.ckpt", change)
+    for verb in ("fit", "validate"):
+        refused(train_main, capfd, verb, f"--ckpt_path={path}", *words)
+    assert sys.modules.pop(package, None) is None
 
 
 @pytest.mark.parametrize(
