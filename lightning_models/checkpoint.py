@@ -22,7 +22,14 @@ import torch
 
 from lightning_models import shards
 from lightning_models.memory import host_memory, weights_size
-from lightning_models.recipe import complete, complete_arguments, plain, public_path, resolve_class
+from lightning_models.recipe import (
+    MisfitError,
+    complete,
+    complete_arguments,
+    plain,
+    public_path,
+    resolve_class,
+)
 
 Recipe = dict[str, Any]
 """``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
@@ -144,7 +151,7 @@ class Checkpoint:
         try:
             return None if recipe is None else complete(recipe, role)
         except ValueError as error:
-            raise CheckpointError(f"{self.path} is refused: {error}") from error
+            raise _refused(self.path, error) from error
 
     @property
     def data_state(self) -> Mapping[str, Any]:
@@ -507,6 +514,11 @@ def read_file(path: Path) -> Any:
         raise _damaged(path) from error
 
 
+def _refused(path: Path, error: ValueError) -> CheckpointError:
+    hint = "; was it written by another version?" if isinstance(error, MisfitError) else ""
+    return CheckpointError(f"{path} is refused: {error}{hint}")
+
+
 def _damaged(path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path} ({path.stat().st_size} bytes) is truncated or not a checkpoint; copy it again"
@@ -683,7 +695,7 @@ class RestoresItself:
         try:
             complete_arguments(arguments, cls, "model.init_args")
         except ValueError as error:
-            raise CheckpointError(f"{checkpoint.path} is refused: {error}") from error
+            raise _refused(checkpoint.path, error) from error
         build: Any = cls
         model = build(**{**arguments, **kwargs})
         weights_size(model, host_memory())

@@ -148,23 +148,24 @@ def resolve_class(class_path: Any, base: type) -> Any:
             not found there, or does not derive from ``base``. Nothing has been imported then but
             modules of those packages.
     """
-    path = str(class_path)
+    path = class_path if isinstance(class_path, str) else ""
     module_path, _, name = path.rpartition(".")
+    asked = shown(class_path)
     if path not in _trusted_classes and not any(path.startswith(f"{p}.") for p in _trusted):
         raise ValueError(
-            f"the class {class_path} is of no package named so far, and importing it could run any "
-            f"code. If it is yours, name its package: --packages {module_path or class_path}"
+            f"the class {asked} is of no package named so far, and importing it could run any "
+            f"code. If it is yours, name its package: --packages {shown(module_path or class_path)}"
         )
     hidden = any(part.startswith("_") for part in module_path.split("."))
     places = [] if hidden else [_import(module_path), _import(module_path.partition(".")[0])]
     found = next((kind for place in places if (kind := getattr(place, name, None))), None)
     if not isinstance(found, type):
         raise ValueError(
-            f"the class {class_path} is not known to this version; it must be exported by "
+            f"the class {asked} is not known to this version; it must be exported by "
             f"{', '.join(OWN_PACKAGES)}, or by a package named with --packages"
         )
     if not issubclass(found, base):
-        raise ValueError(f"the class {class_path} is not a {base.__name__}, so it is not built")
+        raise ValueError(f"the class {asked} is not a {base.__name__}, so it is not built")
     return found
 
 
@@ -238,31 +239,55 @@ def lay_over(
             node = node.setdefault(parent, {})
         if last == "class_path" and value != node.get("class_path"):
             kind, arguments = resolve_class(value, object), node.get("init_args", {})
-            names = parser.arguments_of(kind) & arguments.keys()
-            node["init_args"] = {n: arguments[n] for n in names if _fits(arguments[n], kind, n)}
+            names = parser.arguments_of(kind)
+            node["init_args"] = _fitting({n: v for n, v in arguments.items() if n in names}, kind)
         node[last] = value
     return result
 
 
-def _fits(value: Any, kind: type, name: str) -> bool:
-    try:
-        complete_arguments({name: value}, kind, name)
-    except ValueError:
-        return False
-    return True
+def _fitting(arguments: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Returns the arguments that another class takes; each field of a dataclass is one of them."""
+    hints, result = _hints(kind), {}
+    for name in [name for name in arguments if name in hints]:
+        value, hint = arguments[name], hints[name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+            result[name] = _fitting(value, hint)
+            continue
+        with contextlib.suppress(ValueError):
+            _value(value, hint, name)
+            result[name] = value
+    return result
+
+
+class MisfitError(ValueError):
+    """A class has no such argument, or the value is not of the type that it declares."""
+
+
+_quoted = reprlib.Repr()
+_quoted.maxstring = 80
+
+
+def shown(name: Any) -> str:
+    """Returns a name that a checkpoint gives for a message: as it is if it may be one, or quoted.
+
+    Quoted text is cut and its control characters are escaped, which could forge other lines.
+    """
+    is_name = isinstance(name, str) and name.replace(".", "_").isidentifier()
+    return name if is_name else _quoted.repr(name)
 
 
 def complete_arguments(arguments: Any, kind: type, key: str) -> dict[str, Any]:
-    """Returns plain init arguments of a class, or fields of a dataclass, see `complete`."""
+    """Returns plain init arguments of a class, or fields of a dataclass, see `complete`.
+
+    Raises:
+        MisfitError: If one is not known, or not of the type that its parameter declares.
+    """
     hints = _hints(kind)
     if not isinstance(arguments, Mapping):
         raise _refused(key, arguments, "a mapping")
-    unknown = [f"{key}.{name}" for name in arguments if name not in hints]
+    unknown = [f"{key}.{shown(name)}" for name in arguments if name not in hints]
     if unknown:
-        raise ValueError(
-            f"{kind.__name__} has no option {', '.join(unknown)}; the checkpoint is of another "
-            "version of it, or the option is misspelt"
-        )
+        raise MisfitError(f"{kind.__name__} has no option {', '.join(unknown)}")
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
     given = {name: _value(value, hints[name], f"{key}.{name}") for name, value in arguments.items()}
@@ -312,7 +337,8 @@ def _value(value: Any, hint: Any, key: str) -> Any:
             with contextlib.suppress(ValueError):
                 return _value(value, choice, key)
     elif origin in (dict, Mapping) and isinstance(value, Mapping):
-        return {name: _value(item, arguments[1], f"{key}.{name}") for name, item in value.items()}
+        hint = arguments[1]
+        return {name: _value(v, hint, f"{key}.{shown(name)}") for name, v in value.items()}
     elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
         hints = [argument for argument in arguments if argument is not Ellipsis]
         items = [
@@ -344,7 +370,6 @@ def _is_of(value: Any, hint: Any) -> bool:
     return hint in _PLAIN and isinstance(value, (float, int) if hint is float else hint)
 
 
-def _refused(key: str, value: Any, expected: Any) -> ValueError:
+def _refused(key: str, value: Any, expected: Any) -> MisfitError:
     name = expected.__name__ if isinstance(expected, type) else str(expected)
-    shown = reprlib.repr(value)
-    return ValueError(f"{key} ({shown}) must be {name}; was it written by another version?")
+    return MisfitError(f"{key} ({reprlib.repr(value)}) must be {name}")

@@ -213,8 +213,13 @@ def sentences(**init_args):
     return {"class_path": "datamodules.Sentences", "init_args": init_args}
 
 
+THINKING = {
+    "class_path": "lightning_models.ThinkingStatesLM",
+    "init_args": {"config": {"architecture": {"a": {"b": 1}, "c": [1]}, "dim": 8}, "optimizer": {}},
+}
 CHANGES = {
     "model": ("model class_path", THING),
+    "model-deep": ("model class_path", DEEP),
     "data": ("data class_path", THING),
     "optimizer": ("model init_args optimizer", foreign()),
     "optimizer-name": ("model init_args optimizer", THING),
@@ -253,6 +258,31 @@ def test_a_class_path_imports_nothing(name, trained, canary, tmp_path, monkeypat
             _ = read_checkpoint(path).data_recipe
     refused_everywhere(path, capfd)
     assert canary not in sys.modules
+
+
+FORGED = "\x1b[31mX\nerror: all fine"
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (f"model|init_args|config|{FORGED}", 1),
+        ("model|init_args|config|dim", FORGED),
+        ("model|class_path", FORGED),
+        ("model|class_path", f"lightning_models.{FORGED}"),
+        ("data|class_path", f"lightning_models.{FORGED}.Thing"),
+        ("model", {**THINKING, "init_args": {"config": {"architecture": {FORGED: {"a": []}}}}}),
+    ],
+)
+def test_text_of_a_checkpoint_forges_no_message(keys, value, trained, tmp_path, capfd):
+    def change(recipe):
+        *parents, last = keys.split("|")
+        functools.reduce(dict.__getitem__, parents, recipe)[last] = value
+
+    path = with_recipe(trained, tmp_path / "run" / "evil.ckpt", change)
+    for line in refused_everywhere(path, capfd):
+        assert line.isprintable()
+        assert "\\x1b[31mX" in line
 
 
 @pytest.mark.parametrize(
@@ -474,12 +504,6 @@ def places_in(value, path=()):
         yield (*path, key)
         if isinstance(item, dict | list):
             yield from places_in(item, (*path, key))
-
-
-THINKING = {
-    "class_path": "lightning_models.ThinkingStatesLM",
-    "init_args": {"config": {"architecture": {"a": {"b": 1}, "c": [1]}, "dim": 8}, "optimizer": {}},
-}
 
 
 @settings(

@@ -284,11 +284,17 @@ def _leaves(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def as_table(conflicts: Sequence[Conflict]) -> str:
     """Returns the conflicts in three aligned columns."""
     rows = [("key", "typed", "checkpoint")]
-    rows += [(c.key.replace(".init_args", ""), str(c.typed), str(c.checkpoint)) for c in conflicts]
+    cells = [(c.key.replace(".init_args", ""), c.typed, c.checkpoint) for c in conflicts]
+    rows += [(_printable(key), _printable(typed), _printable(saved)) for key, typed, saved in cells]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(
         f"  {key:<{widths[0]}}  {typed:<{widths[1]}}  {saved}" for key, typed, saved in rows
     )
+
+
+def _printable(cell: Any) -> str:
+    """Returns a cell as text; a checkpoint may hold control characters, which are escaped."""
+    return text if (text := str(cell)).isprintable() else repr(text)
 
 
 def report(conflicts: Sequence[Conflict], path: Path) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import errno
 import importlib.metadata
+import json
 import platform
 import shlex
 import subprocess
@@ -105,7 +106,8 @@ class SaveRunRecord(SaveConfigCallback):
         Those that restore and those that do not would wait for each other. Only the first rank has
         verified the parts of a checkpoint, and may have fallen back to an older one of the run.
         """
-        settings = repr((self.config.get("model"), self.config.get("data")))
+        values = Namespace({key: self.config.get(key) for key in ("model", "data")}).as_dict()
+        settings = json.dumps(yaml_values(values), sort_keys=True)
         of_ranks = gather((path, self.run_id, settings))
         paths = [each[0] for each in of_ranks]
         follow = None not in paths and self.run_id is not None

@@ -7,10 +7,14 @@ import pytest
 import torch
 import yaml
 
+import lightning_models.recipe as recipe_module
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
+from lightning_models.checkpoint import read_checkpoint
+from lightning_models.recipe import complete, lay_over
 from tests.training.conftest import checkpoint_folder, load
 from training import main
-from training.arguments import as_table, find_conflicts
+from training.arguments import Conflict, as_table, find_conflicts
+from training.help import TrainingParser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,14 @@ def start(trained):
 
 def resumed_config(root):
     return load(checkpoint_folder(root) / "last.ckpt")["hyper_parameters"]["config"]
+
+
+def test_a_typed_value_is_of_no_other_version(start):
+    """Only what a checkpoint holds may have been written by one."""
+    recipe = read_checkpoint(start.partition("=")[2]).model_recipe
+    typed = lay_over(recipe, [("init_args.config.dim", "wide")], TrainingParser())
+    with pytest.raises(ValueError, match=r"config\.dim \('wide'\) must be int$"):
+        complete(typed, "model")
 
 
 def test_what_is_not_typed_comes_from_the_checkpoint(fit, start, tmp_path):
@@ -154,15 +166,30 @@ def test_weights_that_do_not_fit_end_in_one_line(fit, start, tmp_path, capsys):
     assert "size mismatch" in last_line
 
 
-def test_a_checkpoint_of_another_version_is_named(start, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"gone": 1}, "model.init_args.config.gone"), ({"dim": "wide"}, "must be int")],
+)
+def test_a_checkpoint_of_another_version_is_named(start, changes, says, tmp_path, capsys):
     path = tmp_path / "odd.ckpt"
     content = torch.load(start.partition("=")[2], weights_only=True)
-    content["recipe"]["model"]["init_args"]["config"]["gone"] = 1
+    content["recipe"]["model"]["init_args"]["config"] |= changes
     torch.save(content, path)
     assert main(["validate", f"--ckpt_path={path}"]) == 2
     error = capsys.readouterr().err
     assert str(path) in error
-    assert "gone" in error
+    assert f"{says}; was it written by another version?" in error
+
+
+def test_the_table_escapes_control_characters():
+    table = as_table([Conflict("model.\x1bkey", 1, "\x1b[31mX\nerror: all fine")])
+    assert table.splitlines()[1].split() == [
+        "'model.\\x1bkey'",
+        "1",
+        "'\\x1b[31mX\\nerror:",
+        "all",
+        "fine'",
+    ]
 
 
 @pytest.fixture
@@ -175,6 +202,27 @@ def start_of_other(start, tmp_path):
     content["recipe"]["model"] = {"class_path": f"{__name__}.OtherLM", "init_args": arguments}
     torch.save(content, path)
     return f"--ckpt_path={path}"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "lost"),
+    [
+        ("lightning_models.PauseLM", {"positions": "learned"}, {"positions"}),
+        (f"{__name__}.OtherLM", {"positions": "learned", "thinking_steps": 2}, {"thinking_steps"}),
+    ],
+)
+def test_another_class_keeps_each_field_that_fits(name, changes, lost, start, monkeypatch):
+    monkeypatch.setattr(recipe_module, "_trusted", {*recipe_module.OWN_PACKAGES, __name__})
+    recipe = read_checkpoint(start.partition("=")[2]).model_recipe
+    recipe["init_args"]["config"] |= changes
+    result = lay_over(recipe, [("class_path", name)], TrainingParser())["init_args"]
+    saved = recipe["init_args"]
+    kept = {key: value for key, value in saved["config"].items() if key not in lost}
+    assert result["config"] == kept
+    assert list(result["config"]) == list(kept)
+    assert list(result) == [
+        key for key in saved if key in result
+    ]  # in an order that no hash decides
 
 
 def test_the_class_comes_from_the_checkpoint(start_of_other, capsys):

@@ -348,9 +348,10 @@ def test_ranks_that_resume_another_run_are_refused(monkeypatch, path, run_id, di
     """The first rank may have found another checkpoint of the same run, if one is damaged."""
     sent = []
     monkeypatch.setattr("training.records.gather", lambda own: sent.append(own) or [own])
-    SaveRunRecord(None, Namespace(model={"dim": dim}), run_id=run_id)._check_resumed(path)
+    model = {"lr": 0.1, "dim": dim}
+    SaveRunRecord(None, Namespace(model=model), run_id=run_id)._check_resumed(path)
     monkeypatch.setattr("training.records.gather", lambda own: [*sent, own])
-    second = SaveRunRecord(None, Namespace(model={"dim": 1}), run_id="a")
+    second = SaveRunRecord(None, Namespace(model={"dim": 1, "lr": 0.1}), run_id="a")
     same = (path, run_id, dim) == ("older.ckpt", "a", 1)
     with nullcontext() if same else pytest.raises(UserError, match="ckpt_path"):
         second._check_resumed("last.ckpt")
