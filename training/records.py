@@ -10,6 +10,7 @@ import errno
 import importlib.metadata
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -138,7 +139,17 @@ def as_yaml(parser: LightningArgumentParser, config: Namespace, recipes: Mapping
     """
     parsed = Namespace({key: value for key, value in vars(config).items() if key not in recipes})
     text: str = parser.dump(parsed, skip_unset=False, skip_validation=True, format="yaml")
-    return text + (yaml.safe_dump(yaml_values(recipes), sort_keys=False) if recipes else "")
+    text += yaml.safe_dump(yaml_values(recipes), sort_keys=False) if recipes else ""
+    return yaml.safe_dump(_escaped(yaml.safe_load(text)), sort_keys=False) if "${" in text else text
+
+
+def _escaped(value: Any) -> Any:
+    """Returns values whose text a config file gives back: OmegaConf would resolve ``${...}``."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 # ---- one process at a time

@@ -22,7 +22,8 @@ from tests.programs import Program
 from tests.reliability.runs import Run, finished, killed, step_lines
 from tests.training.conftest import checkpoint_folder, load
 from training import UserError, main
-from training.records import SaveRunRecord, free_path, git_commit, hold_folder
+from training.help import TrainingParser
+from training.records import SaveRunRecord, as_yaml, free_path, git_commit, hold_folder
 
 
 def test_the_record_names_command_commit_and_versions(trained):
@@ -355,3 +356,14 @@ def test_ranks_that_resume_another_run_are_refused(monkeypatch, path, run_id, di
     same = (path, run_id, dim) == ("older.ckpt", "a", 1)
     with nullcontext() if same else pytest.raises(UserError, match="ckpt_path"):
         second._check_resumed("last.ckpt")
+
+
+@pytest.mark.parametrize("text", ["${oc.env:HOME}", "a/${b}", "\\${b}", "\\\\${b} ${c", "\\b"])
+def test_a_record_gives_text_back_as_it_was(text):
+    """A config file would put values in the place of references; a recipe's text is plain."""
+    parser = TrainingParser(parser_mode="omegaconf", exit_on_error=False)
+    parser.add_argument("--name", type=str)
+    parser.add_argument("--data", type=dict)
+    recipe = {"class_path": "A", "init_args": {"dataset": text, "data_files": [text]}}
+    parsed = parser.parse_string(as_yaml(parser, Namespace(name=text), {"data": recipe}))
+    assert parsed.as_dict() == {"name": text, "data": recipe}
