@@ -29,11 +29,11 @@ from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which, read_checkpoint
 from lightning_models.recipe import (
     PACKAGES_HELP,
-    class_options,
     complete,
     import_packages,
     import_public_classes,
     lay_over,
+    parse_over,
     public_path,
 )
 from lightning_models.runtime import CUDNN_ATTENTION_HELP
@@ -218,7 +218,7 @@ def _parse_data(words: Sequence[str], trained: Recipe | None, split: Split) -> R
     if trained is None:
         chosen = parser.parse_args(words).data
         return None if chosen is None else chosen.as_dict()
-    typed = parser.parse_args([*class_options(trained, "data"), *words], defaults=False).data
+    typed = parse_over(parser, {"data": trained}, words).data
     if typed is None:
         return trained
     recipe = _default_recipe(trained, typed, split)

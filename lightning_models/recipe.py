@@ -16,7 +16,8 @@ import os
 import reprlib
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 BASES = {"model": "lightning_models.LanguageModel", "data": "datamodules.LanguageDataModule"}
@@ -218,6 +219,68 @@ def class_options(recipe: Mapping[str, Any], key: str) -> list[str]:
     return options
 
 
+def parse_over(
+    parser: Any, recipes: Mapping[str, Mapping[str, Any]], words: Sequence[str], verb: str = ""
+) -> Any:
+    """Returns the Namespace of what is typed over checked recipes, for `lay_over`.
+
+    The parser sees the classes of the recipes, and a mark instead of saved text that ``--key+=``
+    or ``--key.name=`` adds to.
+
+    Args:
+        parser: An `ExactOptions`.
+        recipes: By the key of their options.
+        words: What is typed, with the verb if there is one.
+        verb: Its name, or nothing.
+    """
+    options = [option for key, r in recipes.items() for option in class_options(r, key)]
+    typed = parser.parse_args([verb, *options] if verb else options, defaults=False)
+    root = f"{verb}." if verb else ""
+    marks = [mark for key, r in recipes.items() for mark in _marks(r, object, f"{root}{key}")]
+    for key, mark in marks:
+        typed[key] = copy.copy(mark)
+    typed = parser.parse_args(words, namespace=typed, defaults=False)
+    for key, mark in marks:
+        if key in typed and typed[key] == mark:
+            typed.pop(key)
+    return typed
+
+
+_SAVED = f"saved-{uuid.uuid4().hex}"
+"""Stands for a saved value; no file or text has this name."""
+
+
+def _marks(value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yields the marks that stand for lists, what may be one, and free mappings, by key."""
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        for name, declared in _hints(hint).items():
+            yield from _marks(value.get(name), declared, f"{key}.{name}")
+    elif _is_recipe_of(hint, value):
+        kind, arguments = resolve_class(value["class_path"], hint), value.get("init_args", {})
+        for name, declared in _hints(kind).items():
+            yield from _marks(arguments.get(name), declared, f"{key}.init_args.{name}")
+    else:
+        for choice in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+            origin, inner = get_origin(choice), get_args(choice)
+            if origin is list and inner[0] is str and value:
+                yield key, [_SAVED] if isinstance(value, list) else _SAVED
+            elif origin is list and isinstance(value, list) and inner[0] in (int, float):
+                yield key, value  # numbers name nothing
+            elif origin is dict and isinstance(value, Mapping) and value:
+                scalars = (v for v in value.values() if isinstance(v, int | float))
+                yield key, {_SAVED: next(scalars, _SAVED)}
+
+
+def _added(value: Any, saved: Any) -> Any:
+    """Returns a typed value with the saved one in the place of its mark."""
+    if isinstance(value, list) and _SAVED in value[:1]:
+        before = saved if isinstance(saved, list | tuple) else [] if saved is None else [saved]
+        return [*before, *value[1:]]
+    if isinstance(value, Mapping) and _SAVED in value:
+        return {**(saved or {}), **{name: v for name, v in value.items() if name != _SAVED}}
+    return value
+
+
 def lay_over(
     recipe: Mapping[str, Any], typed: Iterable[tuple[str, Any]], parser: Any
 ) -> dict[str, Any]:
@@ -241,7 +304,7 @@ def lay_over(
             kind, arguments = resolve_class(value, object), node.get("init_args", {})
             names = parser.arguments_of(kind)
             node["init_args"] = _fitting({n: v for n, v in arguments.items() if n in names}, kind)
-        node[last] = value
+        node[last] = _added(value, node.get(last))
     return result
 
 

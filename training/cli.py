@@ -46,11 +46,11 @@ from lightning_models.checkpoint import Checkpoint, Recipe, has_log
 from lightning_models.recipe import (
     PACKAGES_HELP,
     build,
-    class_options,
     complete,
     import_packages,
     import_public_classes,
     lay_over,
+    parse_over,
     prints_descriptions,
     resolve_class,
     split_names,
@@ -369,10 +369,8 @@ class LatentCLI(LightningCLI):
             for key in LINKED_KEYS:  # which the data decide
                 recipe = without(recipe, key.removeprefix(f"{role}."))
             self._saved[role] = recipe
-        options = [o for role, recipe in self._saved.items() for o in class_options(recipe, role)]
-        classes = parser.parse_args([verb, *options], defaults=False)
         words = [word for word in argv if word.partition("=")[0] != PRINT_FLAG]
-        typed = parser.parse_args(words, namespace=classes, defaults=False)[verb]
+        typed = parse_over(parser, self._saved, words, verb)[verb]
         self._subcommand_parsers[verb].set_defaults(**standard)
         others = {k: v for k, v in vars(typed).items() if k not in (*standard, "config")}
         self.config = parser.parse_object({"subcommand": verb, verb: others})

@@ -8,12 +8,13 @@ import torch
 import yaml
 
 import lightning_models.recipe as recipe_module
-from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
+from datamodules import LanguageDataModule
+from lightning_models import LanguageModel, OptimizerConfig, TransformerConfig, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
-from lightning_models.recipe import complete, lay_over
+from lightning_models.recipe import complete, lay_over, parse_over
 from tests.training.conftest import checkpoint_folder, load
 from training import main
-from training.arguments import Conflict, as_table, find_conflicts
+from training.arguments import LINKED_KEYS, Conflict, as_table, find_conflicts
 from training.help import TrainingParser
 
 
@@ -202,6 +203,59 @@ def start_of_other(start, tmp_path):
     content["recipe"]["model"] = {"class_path": f"{__name__}.OtherLM", "init_args": arguments}
     torch.save(content, path)
     return f"--ckpt_path={path}"
+
+
+THINKING = {
+    "class_path": "lightning_models.ThinkingStatesLM",
+    "init_args": {"config": {"architecture": {"num_hidden_layers": 2, "act": "silu"}}},
+}
+TEXT = {"class_path": "datamodules.LocalText", "init_args": {"data_files": ["t.txt"]}}
+ONE_FILE = {**TEXT, "init_args": {"data_files": "t.txt"}}
+OF_TEXT = {"class_path": "datamodules.Sentences", "init_args": {"corpus": TEXT}}
+
+
+@pytest.mark.parametrize(
+    ("role", "recipe", "words", "key", "expected"),
+    [
+        ("data", TEXT, ["--data.data_files+=u.txt"], "data_files", ["t.txt", "u.txt"]),
+        ("data", ONE_FILE, ["--data.data_files+=u.txt"], "data_files", ["t.txt", "u.txt"]),
+        ("data", TEXT, ["--data.data_files=u.txt"], "data_files", "u.txt"),
+        ("data", TEXT, ["--data.data_files=u", "--data.data_files+=v"], "data_files", ["u", "v"]),
+        ("data", TEXT, ["--data.block_size=8"], "data_files", ["t.txt"]),
+        (
+            "data",
+            OF_TEXT,
+            ["--data.corpus.data_files+=u.txt"],
+            "corpus.init_args.data_files",
+            ["t.txt", "u.txt"],
+        ),
+        (
+            "model",
+            THINKING,
+            ["--model.config.architecture.num_hidden_layers=3"],
+            "config.architecture",
+            {"num_hidden_layers": 3, "act": "silu"},
+        ),
+        (
+            "model",
+            THINKING,
+            ["--model.config.architecture={num_hidden_layers: 3}"],
+            "config.architecture",
+            {"num_hidden_layers": 3},
+        ),
+    ],
+)
+def test_what_is_added_is_added_to_the_saved_value(role, recipe, words, key, expected):
+    parser = TrainingParser(exit_on_error=False)
+    parser.add_subclass_arguments(LanguageModel, "model")
+    parser.add_subclass_arguments(LanguageDataModule, "data")
+    for linked in LINKED_KEYS:
+        parser.link_arguments(f"data.{linked.split('.')[-1]}", linked, apply_on="instantiate")
+    typed = parse_over(parser, {role: recipe}, words)[role]
+    value = lay_over(recipe, typed.items(), parser)["init_args"]
+    for name in key.split("."):
+        value = value[name]
+    assert value == expected
 
 
 @pytest.mark.parametrize(
