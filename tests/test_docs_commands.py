@@ -256,8 +256,8 @@ def test_the_large_ltm_is_scored_at_the_checkpoint_of_table_1():
     fit = trained("latent_thought")["runs/ltm/large"]
     (path,) = [word for word in fit if word.startswith("configs/latent_thought/")]
     config = OmegaConf.load(ROOT / path)
-    data, trainer = config.data.init_args, config.trainer
-    tokens_per_step = data.batch_size * data.block_size * trainer.accumulate_grad_batches
+    data = config.data.init_args
+    tokens_per_step = data.global_batch * data.block_size
     folder = "runs/ltm/large/LatentThoughtLM/version_0/checkpoints"
     step = int(re.fullmatch(rf"{folder}/step=(\d+)\.ckpt", scored)[1])
     assert step * tokens_per_step == pytest.approx(0.9e9, rel=0.01)
