@@ -152,7 +152,7 @@ def resolve_class(class_path: Any, base: type) -> Any:
     path = class_path if isinstance(class_path, str) else ""
     module_path, _, name = path.rpartition(".")
     asked = shown(class_path)
-    if path not in _trusted_classes and not any(path.startswith(f"{p}.") for p in _trusted):
+    if path not in _trusted_classes and not any(f"{path}.".startswith(f"{p}.") for p in _trusted):
         raise ValueError(
             f"the class {asked} is of no package named so far, and importing it could run any "
             f"code. If it is yours, name its package: --packages {shown(module_path or class_path)}"
