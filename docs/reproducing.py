@@ -101,7 +101,7 @@ def line(row: dict[str, str], costs: dict[str, Any]) -> str:
         f"{int(row['paper_batch']):,} ({row['batch_source']})",
         "-" if tokens is None else quantity(tokens),
         "-" if share is None else f"{share:.1%}",
-        "-" if hours is None else f"{hours:.3g}",
+        "-" if hours is None else f"{float(f'{hours:.3g}'):,.10g}",
         row["deviation"],
     )
     return "| " + " | ".join(cells) + " |"
