@@ -24,6 +24,9 @@ SHARING = {
         "mixture-of-recursions-topk",
         "ponderlm",  # Jacobi iterations over whole rows
         "ponderlm2",
+        "huginn-kl",  # tokens exit one by one
+        "huginn-latent",
+        "ouro-exits",
     )
 }
 CACHED = ("gist", "mixture-of-recursions", "thoughtbubbles-threshold", "thoughtbubbles-window")
