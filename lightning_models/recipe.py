@@ -201,9 +201,9 @@ def build(recipe: Mapping[str, Any], base: type) -> Any:
     Raises:
         ValueError: If its class is refused, or refuses the arguments.
     """
-    kind = resolve_class(recipe["class_path"], base)
+    kind = resolve_class(recipe.get("class_path"), base)
     try:
-        return kind(**recipe["init_args"])
+        return kind(**recipe.get("init_args", {}))
     except TypeError as error:
         raise ValueError(f"cannot build {recipe['class_path']}: {error}") from error
 
