@@ -6,7 +6,7 @@
         --model LatentThoughtLM --config inner_steps=16
 
 Both sides have the same GPT-2 weights, tokenizer, requests and batch size. Requests are random
-words in sentences of ten tokens. Mean numbers of tokens are those of GPT-2's tokenizer on the
+words in sentences of ten tokens. Mean numbers of tokens are counted by GPT-2's tokenizer on the
 published validation sets (HellaSwag: 1,000 examples), as the harness asks them; ``long`` has
 contexts of 200. "Whole rows" is our side when it reads each context once for every
 continuation. ``--model`` times a method with random weights against its own whole rows instead.

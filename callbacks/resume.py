@@ -201,7 +201,7 @@ def _added(sums: list[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 
 def _order_of_steps(trainer: L.Trainer) -> dict[str, Any] | None:
-    """Returns what decides the rows of a step, where devices and micro-batches do not."""
+    """Returns the settings that decide a step's rows, if the batch of a step is stated."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     return getattr(data, "order_of_steps", None)
 

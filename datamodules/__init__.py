@@ -52,8 +52,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datamodules.answers import AnswerDataModule as AnswerDataModule
     from datamodules.answers import answer_batch as answer_batch
-    from datamodules.base import BatchLoader as BatchLoader
-    from datamodules.base import BatchSource as BatchSource
     from datamodules.base import LanguageDataModule as LanguageDataModule
     from datamodules.corpora import HubCorpus as HubCorpus
     from datamodules.corpora import OpenWebText as OpenWebText
@@ -76,6 +74,8 @@ if TYPE_CHECKING:
     from datamodules.sentences import Sentences as Sentences
     from datamodules.sentences import SentenceTokenizer as SentenceTokenizer
     from datamodules.sentences import SentenceWindows as SentenceWindows
+    from datamodules.sources import BatchLoader as BatchLoader
+    from datamodules.sources import BatchSource as BatchSource
     from datamodules.store import Counts as Counts
     from datamodules.store import Store as Store
     from datamodules.store import StoreError as StoreError
@@ -89,7 +89,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "datamodules.answers": "AnswerDataModule answer_batch",
-    "datamodules.base": "BatchLoader BatchSource LanguageDataModule",
+    "datamodules.base": "LanguageDataModule",
+    "datamodules.sources": "BatchLoader BatchSource",
     "datamodules.corpora": "HubCorpus OpenWebText PeS2o WikiText103",
     "datamodules.corpus": "TextCorpus",
     "datamodules.hub": "CorpusUnavailableError",

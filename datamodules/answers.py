@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch, Rows, RowSource, none_of, refuse
+from datamodules.base import none_of, refuse
 from datamodules.encoding import Continuation
 from datamodules.order import NO_GROUP, Order, RowOrder
+from datamodules.sources import Batch, Rows, RowSource
 from datamodules.store import SPLITS, Split, TokenStream
 from datamodules.text import IGNORE, TextDataModule, as_batch, target_bytes
 

@@ -66,7 +66,7 @@ def check(folder: Path) -> str:
 
 
 def fetch(config: Path) -> str:
-    """Returns what a config of questions names on the hub, in one line.
+    """Compares a config's questions on the hub with their published number, in one line.
 
     Raises:
         ValueError: It is no such config, or the data cannot be read.

@@ -390,7 +390,7 @@ class TextCorpus(L.LightningDataModule, ABC):
 
 
 def absolute(paths: Any) -> Any:
-    """Returns a path or glob, or a list of them, independent of the working folder; None stays."""
+    """Makes a path or glob, or a list of them, independent of the working folder."""
     if isinstance(paths, list):
         return [absolute(path) for path in paths]
     return None if paths is None else os.path.abspath(os.path.expanduser(paths))

@@ -31,7 +31,7 @@ class HubSplit:
         split: Its name there.
         config: Configuration, None for the only one.
         files: Glob of jsonl files in the repository, where it has other files too.
-        revision: Commit, branch or tag; None: the newest commit.
+        revision: Commit, branch or tag, the newest commit by default.
         pattern: Glob of its files, or several with | between them; * also matches /. Empty:
             `files`.
     """
@@ -75,7 +75,7 @@ def check_rows(where: str, rows: int, published: int | None) -> None:
     Args:
         where: Repository, split and commit, for the message.
         rows: How many there are.
-        published: How many its authors name; None: they name none.
+        published: Number that its authors name, if any.
     """
     if published is not None and rows != published:
         rank_zero_warn(
@@ -97,7 +97,7 @@ class HubFiles:
     Args:
         name: Repository.
         pattern: Glob of their paths in it, or several with | between them; * also matches /.
-        revision: Commit, branch or tag; None: the newest commit.
+        revision: Commit, branch or tag, the newest commit by default.
         corpus: Who asks, for messages.
         place: Which split or files, for messages.
         cure: How to give a copy of one's own, in words that go on with "or".

@@ -161,7 +161,7 @@ class Pile(HubCorpus):
         if self.is_local:
             first, *more = self.files["train"]
             others = f" and {len(more)} more files" if more else ""
-            return [f"The Pile is that of your files, {first.name}{others}."]
+            return [f"The Pile is read from your files, {first.name}{others}."]
         name, _, what = _PILE_COPIES[self._copy]
         return [
             f"The Pile is {name}, {what} Numbers of papers on the original Pile do not compare; "

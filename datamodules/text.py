@@ -28,19 +28,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import (
+from datamodules.base import LanguageDataModule, none_of, outside
+from datamodules.corpus import REMOVE_REPEATS
+from datamodules.order import EpochOrder, draws, epoch_order
+from datamodules.sources import (
     Batch,
     BatchSource,
     CountedSource,
     DealtPrompts,
-    LanguageDataModule,
     RowSource,
-    none_of,
-    outside,
     step_rows,
 )
-from datamodules.corpus import REMOVE_REPEATS
-from datamodules.order import EpochOrder, draws, epoch_order
 from datamodules.store import Split, TokenStream
 from datamodules.tokenizer_base import Tokenizer
 

@@ -4,7 +4,7 @@ An answer is a solution in words, one step a line, whose results carry calculato
 (``2 * 3 = <<2*3=6>>6``); its last line is ``#### 6``. There are 7,473 problems for training and
 1,319 for the test, on the hub as openai/gsm8k, or in your copy of train.jsonl and test.jsonl.
 
-GSM8K-Aug has 385,620 problems for training, written by GPT-4 after those of GSM8K, 500 for
+GSM8K-Aug has 385,620 problems for training, written by GPT-4 after GSM8K's, 500 for
 validation and GSM8K's test (arXiv 2311.01460), on the hub as whynlp/gsm8k-aug, whose steps are
 equations, and as whynlp/gsm8k-aug-nl, whose steps are sentences.
 """
@@ -54,7 +54,7 @@ class Problem:
     Attributes:
         question: Its text.
         answer: The worked answer as published, with annotations and the line of the result.
-        steps: Its steps, where they are published apart; None: those with annotations.
+        steps: Its steps, where they are published apart; by default the annotated ones.
     """
 
     question: str
@@ -121,7 +121,7 @@ def fetch_problems(
         split: One that the data set has.
         cure: How to give a copy of one's own, for messages, in words that go on with "or".
         dataset: Repository.
-        revision: Commit, branch or tag; None: the newest commit.
+        revision: Commit, branch or tag, the newest commit by default.
 
     Raises:
         CorpusUnavailableError: They cannot be fetched.
@@ -166,7 +166,7 @@ def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:
 
 
 def _steps_apart(steps: Any, where: str) -> tuple[str, ...] | None:
-    """Returns the field ``steps`` of a row; None where the row has none.
+    """Returns the field ``steps`` of a row, if it has one.
 
     Raises:
         ValueError: It is not a list of texts.

@@ -297,7 +297,7 @@ def _micro_batches(run: RunRecord) -> int:
 
 
 def _order(run: RunRecord) -> dict[str, Any]:
-    """Returns what has decided the rows of a run's batches, or of its steps."""
+    """Returns the settings that decided the rows of a run's batches, or of its steps."""
     return dict(run.checkpoint.data_state.get("order", {}))
 
 

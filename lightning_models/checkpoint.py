@@ -142,7 +142,7 @@ class Checkpoint:
         return None if self.complete("data") is None else dict(self.content["recipe"]["data"])
 
     def complete(self, role: Literal["model", "data"]) -> Recipe | None:
-        """Returns the recipe of model or data with all defaults; None if there is none.
+        """Returns the recipe of model or data, if there is one, with all defaults.
 
         Raises:
             CheckpointError: see ``model_recipe``.
@@ -484,7 +484,7 @@ def _time(path: Path) -> int:
 
 
 def read_file(path: Path) -> Any:
-    """Returns what a checkpoint file or a model folder holds; nothing in it can run code.
+    """Reads a checkpoint file or a model folder; nothing in it can run code.
 
     Tensors of a file are mapped, not read, and its checksums are not compared.
 

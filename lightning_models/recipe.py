@@ -209,7 +209,7 @@ def build(recipe: Mapping[str, Any], base: type) -> Any:
 
 
 def class_options(recipe: Mapping[str, Any], key: str) -> list[str]:
-    """Returns what a parser may see of a checked recipe: options that name its objects' classes."""
+    """Returns the options that name a checked recipe's classes, all that a parser may see of it."""
     arguments = recipe.get("init_args", {})
     kind = resolve_class(recipe["class_path"], object)
     options = [f"--{key}={public_path(kind)}"]

@@ -7,8 +7,8 @@ import torch
 from formats import SENTENCES, marked_documents
 
 from datamodules import LocalText, Sentences
-from datamodules.base import BatchLoader, TrainingSource
 from datamodules.sentences.batches import StreamSource, stored_batch
+from datamodules.sources import BatchLoader, TrainingSource
 
 SHAPES = [
     [[6, 3, 9], [4], [2, 2, 7, 1], [5, 8]],

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from omegaconf import OmegaConf
 from training_parser import parse_training, training_parser
 
-from datamodules.base import divide_rows
+from datamodules.sources import divide_rows
 from studies.study import load_study
 from training.listing import SENTENCE_SLOTS, SENTENCES
 

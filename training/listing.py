@@ -15,7 +15,7 @@ from tabulate import tabulate
 from callbacks.answer_accuracy import AnswerAccuracy
 from callbacks.overview import quantity
 from datamodules import LanguageDataModule
-from datamodules.base import StepBatch
+from datamodules.sources import StepBatch
 from datamodules.store import Split
 from datamodules.tokenizers import TokenizerUnavailableError
 from lightning_models import LanguageModel

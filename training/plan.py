@@ -34,7 +34,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from callbacks.overview import batch_line, quantity
 from callbacks.throughput import PEAK_BF16
 from callbacks.validation import Validation
-from datamodules.base import StepBatch, limited_batches
+from datamodules.base import limited_batches
+from datamodules.sources import StepBatch
 from lightning_models import LanguageModel
 from lightning_models.memory import check_batch, weights_size
 from lightning_models.optim import build_optimizer
@@ -209,7 +210,7 @@ def describe(run: PlannedRun, rate: float) -> Iterator[str]:
 
 
 def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | None]:
-    """Returns a run's optimiser steps and tokens; None where its text must be prepared.
+    """Returns a run's optimiser steps and tokens, None before its text is prepared.
 
     Args:
         run: The run.
@@ -236,7 +237,7 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
 
 
 def steps_of_epoch(data: Any) -> int | None:
-    """Returns the steps of a stated batch in an epoch; None if none is, or text is not prepared.
+    """Returns the steps in an epoch, if a batch is stated and the text prepared.
 
     Rows that do not fill a step are left out.
     """

@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch, RowSource
 from datamodules.order import NO_GROUP, RowOrder
 from datamodules.reasoning.preparation import Examples
+from datamodules.sources import Batch, RowSource
 from datamodules.text import IGNORE, target_bytes
 
 BatchCounter = Callable[[Batch], dict[str, float]]

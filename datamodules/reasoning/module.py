@@ -9,15 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.base import (
-    BatchSource,
-    LanguageDataModule,
-    Rows,
-    limited_batches,
-    none_of,
-    outside,
-    step_rows,
-)
+from datamodules.base import LanguageDataModule, limited_batches, none_of, outside
 from datamodules.corpus import REMOVE_REPEATS, Repeats, split_of
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import RowOrder
@@ -33,6 +25,7 @@ from datamodules.reasoning.preparation import (
     prepare_examples,
     why_empty,
 )
+from datamodules.sources import BatchSource, Rows, step_rows
 from datamodules.store import SPLITS, Split
 from datamodules.tokenizer_base import Tokenizer
 

@@ -444,7 +444,7 @@ class TwoHop(ReasoningDataModule):
             )
         if dataset is None and revision is not None:
             raise ValueError(
-                f"revision={revision!r} is that of a data set on the hub, and dataset (null) names "
+                f"revision={revision!r} belongs to a data set on the hub, and dataset (null) names "
                 "none. Set data.revision to null, or data.dataset."
             )
         self._known_file = None if known_file is None else Path(known_file).expanduser()

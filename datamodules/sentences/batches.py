@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import Batch, DealtPrompts, LanguageDataModule, StepBatch, outside
+from datamodules.base import LanguageDataModule, outside
 from datamodules.order import permutation
 from datamodules.sentences.corpus import SentenceCorpus, SentenceIndex
 from datamodules.sentences.streams import (
@@ -33,6 +33,7 @@ from datamodules.sentences.streams import (
     share_step,
 )
 from datamodules.sentences.tokenizer import MARKERS, SentenceTokenizer
+from datamodules.sources import Batch, DealtPrompts, StepBatch
 from datamodules.store import Split
 from datamodules.text import IGNORE, target_bytes
 
@@ -281,8 +282,8 @@ class StreamSource:
 
         Also ``sentence_steps``, int: most sentences that a stream of batch n has on any rank; the
         first micro-batch of a shared step has the most of its streams before any is cut for a
-        device, the others 0. ``sequence_id`` is
-        the number of the stream's first sentence. A part without streams is `empty_batch`.
+        device, the others 0. ``sequence_id`` is the number of the stream's first sentence. A part
+        without streams is `empty_batch`.
         """
         first, sentences = self.streams(n, self._rank)
         batch = stored_batch(self._index, first, sentences, first) if len(first) else empty_batch()

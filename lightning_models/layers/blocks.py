@@ -247,9 +247,14 @@ class Block(nn.Module):
         seen = self.attention(
             self.attention_norm(x), rope=rope, cache=cache, key_bias=key_bias, mask=mask
         )
-        between = x + self.dropout(seen)
+        between = self.add(x, self.dropout(seen), "attention")
         read = x if self.parallel else between
-        return between + self.dropout(self.feed_forward(self.feed_forward_norm(read)))
+        out = self.feed_forward(self.feed_forward_norm(read))
+        return self.add(between, self.dropout(out), "feed_forward")
+
+    def add(self, x: Tensor, out: Tensor, layer: str) -> Tensor:
+        """Returns the residual stream with the output of ``attention`` or ``feed_forward``."""
+        return x + out
 
 
 # ---- reductions over groups of entries of the last axis

@@ -125,8 +125,16 @@ def _pack(sizes: Sequence[int]) -> tuple[list[int], torch.Size]:
     few rows have little padding, many have little attention, which grows with W.
     """
     largest_first = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-    layouts = []
-    for count in range(1, len(sizes) + 1):
+    total, largest = sum(sizes), max(sizes)
+
+    def least_cost(count: int) -> float:
+        """Returns the cost of rows without padding, or of the largest tree in each."""
+        return max(total, count * largest) * (_ATTENDED + max(total / count, largest))
+
+    best: tuple[float, int, int, list[tuple[int, int]]] | None = None
+    for count in sorted(range(1, len(sizes) + 1), key=least_cost):
+        if best is not None and least_cost(count) >= best[0]:
+            break  # nor can any later count cost less
         ends = [(0, row) for row in range(count)]  # a heap
         begins = [(0, 0)] * len(sizes)
         for tree in largest_first:
@@ -134,6 +142,8 @@ def _pack(sizes: Sequence[int]) -> tuple[list[int], torch.Size]:
             begins[tree] = row, end
             heapq.heapreplace(ends, (end + sizes[tree], row))
         width = max(ends)[0]
-        layouts.append((count * width * (_ATTENDED + width), count, width, begins))
-    _, count, width, begins = min(layouts)
+        layout = count * width * (_ATTENDED + width), count, width, begins
+        best = layout if best is None else min(best, layout)
+    assert best is not None
+    _, count, width, begins = best
     return [row * width + end for row, end in begins], torch.Size((count, width))

@@ -32,7 +32,7 @@ class KVCache:
         self._longest = 0
         self._uniform = True
         self.rows: Tensor | None = None
-        """Indices of the rows that are read and written; None for all. See :meth:`only`."""
+        """Indices of the rows that are read and written, all by default. See :meth:`only`."""
 
     @property
     def longest(self) -> int:
@@ -46,7 +46,7 @@ class KVCache:
 
     @contextlib.contextmanager
     def only(self, rows: Tensor | None) -> Iterator[None]:
-        """Restricts positions, masks, reads and writes to ``rows`` (int64 indices); None: all."""
+        """Restricts positions, masks, reads and writes to ``rows``, int64 indices, if any."""
         before, self.rows = self.rows, rows
         try:
             yield

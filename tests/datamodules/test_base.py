@@ -20,7 +20,7 @@ from lightning.pytorch.cli import LightningCLI
 
 import datamodules
 from datamodules import LocalText, PythonDocs, TextDataModule, load_tokenizer, read_prompts
-from datamodules.base import BatchLoader, accumulation_group
+from datamodules.sources import BatchLoader, accumulation_group
 from datamodules.text import PromptSource
 from tests.quiet import quiet_trainer
 

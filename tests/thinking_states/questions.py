@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from callbacks import ResumeState
-from datamodules.base import BatchLoader, TrainingSource
 from datamodules.reasoning import Wording
+from datamodules.sources import BatchLoader, TrainingSource
 from lightning_models import OptimizerConfig
 from lightning_models.thinking_states import CoconutLM, CoTLM, ICoTLM, NoCoTLM
 from tests.quiet import quiet_trainer

@@ -51,7 +51,7 @@ class RepeatedNetwork(TransformerNetwork):
             cache: keys and values of earlier tokens.
             mask: what ``cache.mask`` returned.
             number: which application this is; each has separate layers in the cache.
-            blocks: Other blocks to apply; by default those of the repeated stack.
+            blocks: Other blocks to apply than the repeated stack.
             first: Their first layer in the cache; by default L ``number``.
         """
         first = number * len(self.blocks) if first is None else first

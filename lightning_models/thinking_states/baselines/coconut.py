@@ -81,7 +81,7 @@ class CoconutConfig(StagedConfig):
 
     @property
     def added_positions(self) -> int:
-        # the most latents and their two markers, next to those of a chain
+        # the most latents and their two markers, next to a chain's positions
         trained = self.c_thought * self.max_latent_stage
         return super().added_positions + max(trained, self.eval_latents or 0) + 2
 

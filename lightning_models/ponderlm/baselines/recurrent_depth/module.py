@@ -226,7 +226,7 @@ class RecurrentDepthLM(LoopedLM):
         return 0 if self._trainer is None else self._trainer.global_step
 
     def _noise(self, batch: dict[str, Any], entered: Entered) -> Tensor | None:
-        """Returns normals (B, T, D) by seed, step, row and position; None for those of scoring."""
+        """Returns normals (B, T, D) by seed, step, row and position, in training alone."""
         if self.config.state != "noise" or not self.training:
             return None
         numbers = batch["numbers"] if "numbers" in batch else batch["sequence_id"].tolist()
@@ -238,12 +238,12 @@ class RecurrentDepthLM(LoopedLM):
     def _nll(
         self, s: Tensor, entered: Entered, targets: Tensor, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns what ``linear_cross_entropy_each`` does for states s (B, T, D)."""
+        """Returns sum and losses of ``linear_cross_entropy_each`` for states s (B, T, D)."""
         h = self.network.read_out(s, entered)
         return linear_cross_entropy_each(h, self.network.output_matrix, targets, weights)
 
     def _gate_loss(self, states: Sequence[Tensor], entered: Entered, targets: Tensor) -> LossOutput:
-        """Returns the terms of stage I, or those of stage II, and what both log."""
+        """Returns the terms of stage I or of stage II, with the quantities that both log."""
         config, valid = self.config, targets >= 0
         count = valid.sum()
         gate = torch.stack([self.network.exit_logits(s) for s in states], dim=-1)  # (B, T, r)
@@ -285,7 +285,7 @@ class RecurrentDepthLM(LoopedLM):
             output.stats["depth_0/nll"] = Mean(first, valid.sum())
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the FLOPs per token; those of a training step are a mean over steps.
+        """Returns the FLOPs per token, of training as a mean over steps.
 
         Recurrences without a graph cost a forward pass; a frozen network nothing else.
         """

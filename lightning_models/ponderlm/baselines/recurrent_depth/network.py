@@ -45,22 +45,8 @@ class SandwichBlock(Block):
         self.feed_forward_post_norm = make_norm(config)
         self.norms_sum = config.recurrence.norms == "huginn"
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        rope: Rope | None = None,
-        cache: LayerCache | None = None,
-        key_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        normed = self.attention_norm(x)
-        out = self.attention(normed, rope=rope, cache=cache, key_bias=key_bias, mask=mask)
-        x = self._add(x, self.dropout(out), self.attention_post_norm)
-        out = self.feed_forward(self.feed_forward_norm(x))
-        return self._add(x, self.dropout(out), self.feed_forward_post_norm)
-
-    def _add(self, x: Tensor, out: Tensor, norm: nn.Module) -> Tensor:
+    def add(self, x: Tensor, out: Tensor, layer: str) -> Tensor:
+        norm: nn.Module = getattr(self, f"{layer}_post_norm")
         result: Tensor = norm(x + out) if self.norms_sum else x + norm(out)
         return result
 
@@ -259,7 +245,7 @@ class RecurrentNetwork(RepeatedNetwork):
         return KVCache(layers, batch, capacity, self.embedding.weight.device)
 
     def core_layers(self, cache: KVCache, slot: int) -> list[LayerCache]:
-        """Returns what the core's blocks have cached in a slot."""
+        """Returns the cached layers of the core's blocks in a slot."""
         depth = len(self.blocks)
         return cache.layers[slot * depth : (slot + 1) * depth]
 

@@ -1,0 +1,358 @@
+"""Batches by number, how devices share a step, and the loader that builds them.
+
+Lightning recreates torch DataLoaders (to inject a distributed sampler) and replays their batches
+after a mid-epoch resume. `BatchLoader` is not a DataLoader: it is an iterable that builds one, from
+the batch where training stands.
+"""
+
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NotRequired, Protocol, Self, TypedDict
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from datamodules.encoding import unchanged
+
+Batch = dict[str, Any]
+
+
+class BatchSource(Protocol):
+    """Builds batches by number; must be picklable where workers are spawned."""
+
+    def __len__(self) -> int:
+        """Returns the batches of one rank per epoch."""
+        ...
+
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` of this rank, n counting on over epochs: a pure function of n."""
+        ...
+
+
+class CountedSource(BatchSource, Protocol):
+    """A source that knows the normalisers of a batch without building it."""
+
+    def counts(self, n: int) -> Mapping[str, float]:
+        """Returns the normalisers of batch `n` over all ranks, e.g. ``{"targets": 4096.0}``."""
+        ...
+
+
+class Ranks(TypedDict):
+    """This process among those that share the batches."""
+
+    rank: int
+    world_size: int
+
+
+class Rows(Ranks):
+    """Arguments of `RowSource`."""
+
+    batch_size: int
+    accumulate: NotRequired[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    """The batch of an optimiser step, and how devices share it.
+
+    Attributes:
+        size: All of it, over all devices and micro-batches; of sentences the most.
+        micro: What a device takes at once; of sentences the most.
+        accumulate: Micro-batches of a step.
+        devices: Processes that share the step.
+        unit: What sizes count.
+    """
+
+    size: int
+    micro: int
+    accumulate: int
+    devices: int
+    unit: str = "rows"
+
+    def within(self, epoch: float) -> Self:
+        """Returns the step that a trial of so few micro-batches an epoch takes."""
+        if epoch >= self.accumulate:
+            return self
+        size = min(self.size, self.micro * int(epoch) * self.devices)
+        return replace(self, size=size, accumulate=int(epoch))
+
+
+def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
+    """Returns how devices share the rows of a step, in as few micro-batches as possible.
+
+    Args:
+        rows: Rows of the step.
+        devices: Processes that share them equally.
+        most: Most rows that a device takes at once; the largest divisor of its share is taken.
+
+    Raises:
+        ValueError: If the devices cannot share the rows equally.
+    """
+    share, rest = divmod(rows, devices)
+    if rest:
+        fitting = [n for n in range(1, rows + 1) if rows % n == 0]
+        fewer, more = ([n for n in fitting if n < devices], [n for n in fitting if n > devices])
+        nearest = [*fewer[-1:], *more[:1]]
+        raise ValueError(
+            f"global_batch={rows} cannot be divided among {devices} devices (trainer.devices x "
+            f"trainer.num_nodes). Take {' or '.join(map(str, nearest))} devices, or another "
+            "global_batch."
+        )
+    micro = next(n for n in range(min(most, share), 0, -1) if share % n == 0)
+    return StepBatch(size=rows, micro=micro, accumulate=share // micro, devices=devices)
+
+
+def step_rows(*, batch_size: int, accumulate: int = 1, world_size: int = 1, rank: int = 0) -> int:
+    """Returns the rows of a step over all ranks; an epoch has a whole number of steps."""
+    return batch_size * accumulate * world_size
+
+
+class RowSource:
+    """Batches of one rank: batch n has the rows (n * world_size + rank) * batch_size + b.
+
+    So step s has the rows from s * R on, R = accumulate * world_size * batch_size, on any number of
+    ranks and in micro-batches of any size.
+
+    Args:
+        batch_size: B, rows per rank and micro-batch.
+        accumulate: Micro-batches of a step, of which epochs are to have a whole number.
+        rank: This process among `world_size`.
+        world_size: Processes that share the rows.
+    """
+
+    def __init__(
+        self, *, batch_size: int, accumulate: int = 1, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._batch_size, self._accumulate, self._rank = batch_size, accumulate, rank
+        self._rows_per_batch = batch_size * world_size  # of all ranks
+        self._rows_per_step = self._rows_per_batch * accumulate
+
+    def _numbers(self, n: int) -> np.ndarray:
+        """Returns the numbers of this rank's rows in batch `n`, int64 (B,)."""
+        first = n * self._rows_per_batch + self._rank * self._batch_size
+        return np.arange(first, first + self._batch_size)
+
+    def _all_numbers(self, n: int) -> np.ndarray:
+        """Returns the numbers of all ranks' rows in batch `n`, int64."""
+        return np.arange(n * self._rows_per_batch, (n + 1) * self._rows_per_batch)
+
+
+class TrainingSource:
+    """A source whose batches carry ``step_normalisers``: the counts of the whole optimiser step.
+
+    A run that is resumed with another accumulation may begin in the middle of a group of batches:
+    its first step, from batch `first` on, then has fewer micro-batches.
+
+    Args:
+        source: Builds batch n and counts it over all ranks.
+        epoch_batches: Batches per epoch of the trainer, its limit included.
+        accumulate: Micro-batches per optimiser step.
+        repeat: Whether every epoch has the batches of the first one (overfitting on purpose).
+    """
+
+    def __init__(
+        self,
+        source: CountedSource,
+        *,
+        epoch_batches: int,
+        accumulate: int = 1,
+        repeat: bool = False,
+    ) -> None:
+        self._source = source
+        self._epoch_batches = epoch_batches
+        self._accumulate = accumulate
+        self._repeat = repeat
+        self.first = 0
+        """First batch of the optimiser step in which a resumed run goes on."""
+
+    def __len__(self) -> int:
+        """Returns the batches of one rank per epoch, before the trainer's limit."""
+        return len(self._source)
+
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` with ``step_normalisers``, a dict of floats."""
+        group = self.group(n)
+        totals = {"micro_batches": float(len(group))}
+        for m in group:
+            for name, count in self._source.counts(self._number(m)).items():
+                totals[name] = totals.get(name, 0.0) + count
+        return {**self._source.batch(self._number(n)), "step_normalisers": totals}
+
+    def group(self, n: int) -> range:
+        """Returns the batch numbers that share the optimiser step of batch `n`."""
+        group = accumulation_group(n, self._epoch_batches, self._accumulate)
+        return range(self.first, group.stop) if group.start < self.first <= n else group
+
+    def _number(self, n: int) -> int:
+        return n % self._epoch_batches if self._repeat else n
+
+
+def accumulation_group(n: int, epoch_batches: int, accumulate: int) -> range:
+    """Returns the batch numbers that share the optimiser step of batch `n`.
+
+    The trainer steps after every `accumulate` batches of an epoch and after the epoch's last one,
+    so the last group of an epoch may be shorter.
+    """
+    epoch_start = n - n % epoch_batches
+    first = n - (n - epoch_start) % accumulate
+    return range(first, min(first + accumulate, epoch_start + epoch_batches))
+
+
+class _ByNumber(Dataset[Batch]):
+    """A source as a map-style dataset of whole batches, so that workers build them."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source = source
+
+    def __getitem__(self, n: int) -> Batch:
+        return self._source.batch(n)
+
+
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_IGNORES_ENDS = hasattr(signal, "sigwaitinfo")  # not on macOS: torch's own handling stays there
+
+
+@contextmanager
+def _ends_deferred() -> Iterator[None]:
+    """Holds back the signals of ``_ENDS``; workers started meanwhile begin with them blocked."""
+    if not _IGNORES_ENDS:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent_only(parent: int, worker_id: int) -> None:
+    """Has a worker ignore the signals of ``_ENDS``, but for a SIGTERM that its parent sends.
+
+    Schedulers, ``timeout`` and terminals signal all processes of a run at once, but training needs
+    its workers until the checkpoint. torch stops workers by SIGTERM where joining them fails; once
+    the parent has gone, torch's watchdog ends them within 5 s.
+    """
+    if not _IGNORES_ENDS:
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    threading.Thread(target=_await_parent, args=(parent,), daemon=True).start()
+
+
+def _await_parent(parent: int) -> None:
+    """Ends this process on the parent's SIGTERM; blocked signals are only ever seen here."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+        pass
+    os._exit(0)
+
+
+class BatchLoader:
+    """Iterates over the batches of an epoch, from where training stands.
+
+    Args:
+        source: Builds batch n.
+        start: Returns the number of the next batch, e.g. the batches that the trainer has
+            processed. None: the loader counts what it yields, and `load_state_dict` moves it.
+        epoch_batches: Batches per epoch where that is less than ``len(source)`` (a trainer's
+            limit); None: all.
+        num_workers: Processes that build batches ahead; 0 builds them in this one. The batches are
+            the same.
+        pin_memory: Whether batches lie in page-locked memory, for copies to a GPU.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        *,
+        start: Callable[[], int] | None = None,
+        epoch_batches: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        self.source = source
+        self._start = start
+        self._epoch_batches = len(source) if epoch_batches is None else epoch_batches
+        self._num_workers = num_workers
+        self._pin_memory = pin_memory
+        self._next = 0
+
+    def __len__(self) -> int:
+        """Returns the batches of a whole epoch, before any limit of the trainer."""
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches from the next one to the end of its epoch."""
+        first = self._position()
+        end = first - first % self._epoch_batches + self._epoch_batches
+        with _ends_deferred():
+            batches = iter(self._torch_loader(range(first, end)))
+        for n, batch in enumerate(batches, start=first):
+            self._next = n + 1
+            yield batch
+
+    def _position(self) -> int:
+        return self._next if self._start is None else self._start()
+
+    def _torch_loader(self, numbers: range) -> DataLoader[Batch]:
+        return DataLoader(
+            _ByNumber(self.source),
+            batch_size=None,
+            sampler=numbers,
+            collate_fn=unchanged,
+            num_workers=self._num_workers,
+            pin_memory=self._pin_memory,
+            worker_init_fn=partial(_end_with_parent_only, os.getpid()),
+            # A generator of its own: otherwise each epoch, validation too, would draw from the
+            # global one.
+            generator=torch.Generator(),
+        )
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the number of the next batch."""
+        return {"next_batch": self._position()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Moves to the saved batch; without effect where `start` gives the position."""
+        self._next = state["next_batch"]
+
+
+# Prompts for `predict`
+
+
+class DealtPrompts(RowSource, ABC):
+    """Batches of prompts, with ``prompt``, the list of texts; row n is prompt n of the file.
+
+    Rows that would lie after the last prompt are left out, but every rank has equally many batches,
+    so that the last may repeat a prompt.
+
+    Args:
+        prompts: Texts.
+        **rows: See `RowSource`.
+    """
+
+    def __init__(self, prompts: Sequence[str], **rows: int) -> None:
+        super().__init__(**rows)
+        self._prompts = prompts
+
+    def __len__(self) -> int:
+        """Returns the batches of each rank."""
+        return -(-len(self._prompts) // self._rows_per_batch)
+
+    def batch(self, n: int) -> Batch:
+        """Returns batch `n` of this rank."""
+        last = len(self._prompts) - 1
+        numbers = [i for i in self._numbers(n).tolist() if i <= last] or [last]
+        return {**self._built(numbers), "prompt": [self._prompts[i] for i in numbers]}
+
+    @abstractmethod
+    def _built(self, numbers: list[int]) -> Batch:
+        """Returns the batch of the prompts with those numbers."""
+
+
+# Arguments outside their range
