@@ -239,7 +239,8 @@ def latent(name: str, *, full: bool = False, **changes: Any) -> Method:
 
 def depth(name: str, config: dict[str, Any], **fields: Any) -> Method:
     """A variant of recurrent depth."""
-    return Method(name, RecurrentDepthLM, config, **{"loss_breaks": HOST_DRAWS, **fields})
+    drawn = {"loss_breaks": HOST_DRAWS} if config.get("training_recurrences") == "sampled" else {}
+    return Method(name, RecurrentDepthLM, config, **drawn, **fields)
 
 
 def gestalt(name: str, **changes: Any) -> Method:
@@ -277,12 +278,8 @@ METHODS = [
     Method("ponderlm1", PonderLM1, REPEATED),
     Method("looped", LoopedLM, REPEATED),
     depth("huginn", HUGINN, full=True, training_factor=2.5),
-    depth("huginn-kl", HUGINN | {"exit": "kl", "exit_threshold": 0.02}, training_factor=1.5),
-    depth(
-        "huginn-latent",
-        HUGINN | {"exit": "latent", "exit_threshold": 0.5, "state": "zero"},
-        training_factor=2.5,
-    ),
+    depth("huginn-kl", HUGINN | KL, training_factor=1.5),
+    depth("huginn-latent", HUGINN | LATENT_DIFFERENCE, training_factor=2.5),
     depth("ouro", OURO, full=True),
     depth("ouro-exits", OURO | {"exit": "gate", "exit_threshold": 0.6, "cache_lookup": "skip"}),
     depth("ouro-gate-alone", OURO | {"gate": "alone"}, guesses=1.08, **FROZEN),

@@ -180,8 +180,8 @@ def test_its_own_size_has_the_stated_parameters_and_a_small_one_learns(path, mon
 
 
 def tokens_per_step(config):
-    data, trainer = config.data.init_args, config.trainer
-    return data.batch_size * data.block_size * trainer.get("accumulate_grad_batches", 1)
+    data = config.data.init_args
+    return data.global_batch * data.block_size
 
 
 def shrunk(model):
