@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -28,7 +27,7 @@ from datamodules.hub import check_revision
 from datamodules.local_corpora import FILE_KEYS, identify
 from datamodules.numbers import same_number
 from datamodules.readers import read_lines, read_rows
-from datamodules.reasoning.examples import MARKER, Example
+from datamodules.reasoning.examples import MARKER, Example, offsets
 from datamodules.reasoning.module import FileSplits, ReasoningDataModule
 from datamodules.reasoning.placement import At, Placing, counts_of
 from datamodules.store import Split
@@ -184,11 +183,6 @@ class MarkedProblems:
     def find(self, problem: Solved) -> tuple[int, ...] | None:
         """Returns the markers' offsets in a problem's question; None where the file has none."""
         return self._markers.get(problem.identity)
-
-
-def offsets(marked: str) -> tuple[int, ...]:
-    """Returns where the markers of a marked text stand in the text without them."""
-    return tuple(accumulate(map(len, marked.split(MARKER)[:-1])))
 
 
 def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
