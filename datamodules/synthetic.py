@@ -13,7 +13,7 @@ VERSION = 1
 
 PEOPLE = (*NAMES["male"][:16], *NAMES["female"][:16])
 THINGS = ("ball", "book", "coin", "drum", "key", "lamp", "ring", "rope")
-LETTERS = "abcdefgh"
+LETTERS, HOP = "abcdefgh", "x"
 STATED, ASKED, FILLER = "{} has the {}.", "{} gives the {}.", "It rains."
 
 
@@ -43,16 +43,15 @@ def hops(length: int, levels: int, draws: Draws) -> str:
     """Returns a text of a map of eight letters and ``length`` questions of 1 to ``levels`` hops.
 
     "Map ac ce ea ..." says that a is followed by c, and c by e, in one cycle of all letters, in
-    random order. The question "a2" has the answer "e": two hops from a. Each word is one token, so
-    the text has 9 + 2 * length of them, and an answer has to be found within one token, the
-    question's.
+    random order. The question "axx" has the answer "e": two hops from a. Each word is one token of
+    a byte-level BPE, so that all hops happen within one token, the question's.
     """
     cycle = draws.shuffled(LETTERS)
     follows = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
     words = ["Map", *draws.shuffled([letter + follows[letter] for letter in LETTERS])]
     for _ in range(length):
         start, count = draws.below(len(cycle)), draws.between(1, levels)
-        words += [f"{cycle[start]}{count}", cycle[(start + count) % len(cycle)]]
+        words += [cycle[start] + HOP * count, cycle[(start + count) % len(cycle)]]
     return " ".join(words)
 
 
@@ -78,8 +77,7 @@ class SyntheticText(TextDataModule):
         task: What the texts are about.
         length: Sentences, or questions, of a training text.
         held_out_length: The same of the other texts. By default as in training.
-        levels: Highest level of a question in training, up to 7 hops.
-        held_out_levels: The same of the other texts. By default as in training.
+        levels: Highest level of a question, up to 7 hops.
         train_documents: Training texts.
         val_documents: Validation texts; 0: no such split.
         test_documents: Test texts; 0: no such split.
@@ -99,8 +97,7 @@ class SyntheticText(TextDataModule):
         task: Task = "recall",
         length: int = 40,
         held_out_length: int | None = None,
-        levels: int = 4,
-        held_out_levels: int | None = None,
+        levels: int = 6,
         train_documents: int = 10_000,
         val_documents: int = 200,
         test_documents: int = 400,
@@ -114,12 +111,11 @@ class SyntheticText(TextDataModule):
         problems += outside(0, **sizes, document_seed=document_seed)
         problems += outside(2, length=length, held_out_length=held_out_length)
         most = len(LETTERS) - 1
-        refuse(problems + outside(1, most, levels=levels, held_out_levels=held_out_levels))
+        refuse(problems + outside(1, most, levels=levels))
         self._task, self._document_seed = task, document_seed
         held_out = length if held_out_length is None else held_out_length
         self._lengths: dict[Split, int] = {"train": length, "val": held_out, "test": held_out}
-        self._levels = dict.fromkeys(SPLITS, levels if held_out_levels is None else held_out_levels)
-        self._levels["train"] = levels
+        self._levels = levels
         counts = (train_documents, val_documents, test_documents)
         self._sizes: dict[Split, int] = dict(zip(SPLITS, counts, strict=True))
 
@@ -133,7 +129,7 @@ class SyntheticText(TextDataModule):
         return f"Set {split}_documents above 0."
 
     def documents(self, split: Split) -> Iterator[str]:
-        write, length, levels = TASKS[self._task], self._lengths[split], self._levels[split]
+        write, length = TASKS[self._task], self._lengths[split]
         for index in range(self._sizes[split]):
             draws = Draws(f"{self._task}/{self._document_seed}/{split}/{index}")
-            yield write(length, levels, draws)
+            yield write(length, self._levels, draws)

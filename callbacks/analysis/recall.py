@@ -35,7 +35,8 @@ class RecallAnalysis(Analysis):
 
     - ``key``, in models that read sentences: the first sentence of a document about a key states a
       fact; each later one is a question, at a distance of as many sentences.
-    - ``level``, in models that read windows: a number in the text says how hard the question is.
+    - ``level``, in models that read windows: the text says how hard the question is, by a number or
+      by as many characters.
 
     Scalars are ``recall/accuracy`` and ``recall/nats`` (of an answer, all its tokens) over all
     questions, and with a memory of M sentences ``recall/within_memory`` and
@@ -153,7 +154,8 @@ class RecallAnalysis(Analysis):
             for match in self._pattern.finditer("".join(texts)):
                 slots = _covering(texts, *match.span("answer")) - 1
                 if (slots >= 0).all():
-                    yield int(match["level"]), (row, slots)
+                    level = match["level"]
+                    yield int(level) if level.isdecimal() else len(level), (row, slots)
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         questions = findings["questions"]
