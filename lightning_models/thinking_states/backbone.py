@@ -8,6 +8,7 @@ positions: GPT-2 adds learned ones to the embeddings, the others rotate queries 
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -311,12 +312,26 @@ def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor
     return seen[:, None]  # (B, 1, T, N), one mask for all heads
 
 
+ReplaceLatents = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Returns what is fed back in place of latents (K, ..., D), from the row of the batch that each one
+belongs to and its number within that row, both (K,) int64."""
+
+
 class ReasoningNetwork(nn.Module):
     """A network whose main part is a backbone.
 
+    A method that feeds latents back passes each one through ``feed_back`` first, and says with
+    ``pause_latent`` which one holds no thought. So an evaluation can replace them: it sets
+    ``replace_latents``, and rows are those of the prompts that are decoded.
+
     Args:
         config: The configuration of the backbone.
+
+    Attributes:
+        replace_latents: What replaces latents. None, the default, feeds them back unchanged.
     """
+
+    replace_latents: ReplaceLatents | None = None
 
     def __init__(self, config: ReasoningConfig) -> None:
         super().__init__()
@@ -336,6 +351,26 @@ class ReasoningNetwork(nn.Module):
     def output_matrix(self) -> Tensor:
         """The backbone's unembedding (V, D)."""
         return self.backbone.output_matrix
+
+    def feed_back(
+        self, latents: Tensor, numbers: Tensor | int, rows: Tensor | None = None
+    ) -> Tensor:
+        """Returns what is fed back in place of latents: the same, unless they are replaced.
+
+        Args:
+            latents: Latents (K, ..., D).
+            numbers: The number of each latent within its row, from 0 (K,) int64, or one for all.
+            rows: The row of each latent (K,) int64. By default each row has one.
+        """
+        if self.replace_latents is None:
+            return latents
+        each = torch.arange(len(latents), device=latents.device)  # (K,)
+        numbers = torch.as_tensor(numbers, device=latents.device).expand_as(each)
+        return self.replace_latents(latents, each if rows is None else rows, numbers)
+
+    def pause_latent(self) -> Tensor | None:
+        """Returns the latent (..., D) without a thought, or None if nothing is fed back."""
+        return None
 
 
 # ---- cache of keys and values

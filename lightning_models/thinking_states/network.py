@@ -21,7 +21,12 @@ from lightning_models.thinking_states.backbone import (
     run_layer,
 )
 from lightning_models.thinking_states.config import ThinkingStatesConfig
-from lightning_models.thinking_states.thoughts import CompressionInputs, ForcedRows, ThinkingInputs
+from lightning_models.thinking_states.thoughts import (
+    CompressionInputs,
+    ForcedRows,
+    ThinkingInputs,
+    ThoughtLayout,
+)
 
 
 class ThinkingBlock(nn.Module):
@@ -200,6 +205,12 @@ class ThinkingStatesNetwork(ReasoningNetwork):
         h = self.backbone.enter(self.backbone.embed(thoughts), positions)  # (K, N, D)
         states: Tensor = self.compression(h, self.backbone.rotary(h, positions), lengths)
         return states
+
+    def pause_latent(self) -> Tensor:
+        # C's output for a thought without tokens (c, D), which is never fed back otherwise
+        layout = ThoughtLayout.of(self.config)
+        size = torch.zeros(1, dtype=torch.int64, device=self.output_matrix.device)
+        return self.compress(layout.for_compression(size.new_zeros(1, 0), size), size + 1)[0]
 
     def _injected(self, states: CompressionInputs, h: Tensor) -> Tensor:
         """Returns S of every token (B, T, D)."""

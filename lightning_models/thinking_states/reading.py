@@ -164,6 +164,7 @@ class ReadQueries:
         rounds: Passes of the backbone over (parts of) each query.
         blocks: The queries.
         decoded: All thoughts with tokens.
+        spoken: How many of them each row has (B,) int64.
     """
 
     past: AnswerCache
@@ -173,6 +174,7 @@ class ReadQueries:
     rounds: list[int]
     blocks: QueryBlocks
     decoded: list[DecodedThoughts]
+    spoken: Tensor
 
     def thoughts(self) -> list[list[ChunkThought]]:
         """Returns the thoughts of each row's chunks."""
@@ -227,6 +229,7 @@ class QueryReader(ABC):
         self.states = self.embedded.new_zeros(rows, number + 1, c, dim)
         self.tapped = torch.zeros_like(self.embedded)
         self.decoded: list[DecodedThoughts] = []
+        self.spoken = torch.zeros_like(blocks.chunks)  # (B,), thoughts with tokens so far
 
     @abstractmethod
     def read(self) -> ReadQueries:
@@ -264,6 +267,8 @@ class QueryReader(ABC):
         if not len(which):
             return
         thoughts, state = finish_states(self.network, opened, which)
+        state = self.network.feed_back(state, self.spoken[rows], rows)  # (K, c, D)
+        self.spoken[rows] += 1  # a row thinks once a call
         self.states[rows, blocks + 1] = state.to(self.states.dtype)
         self.decoded.append(DecodedThoughts(rows, blocks, thoughts))
 
@@ -273,7 +278,9 @@ class QueryReader(ABC):
         # a query's last chunk that does not think goes on in the answer, with its own state
         state = torch.where(complete, self.states[:, -1], self.states[:, -2])
         tapped = self.tapped[:, -1]
-        return ReadQueries(past, state, tapped, last, rounds, self.blocks, self.decoded)
+        return ReadQueries(
+            past, state, tapped, last, rounds, self.blocks, self.decoded, self.spoken
+        )
 
 
 class SequentialReader(QueryReader):
@@ -437,6 +444,8 @@ class ThinkingCache:
         thinks: Whether that chunk thinks after its last token (B,) bool.
         tapped: Inputs of T for its tokens so far (B, c, D).
         last: Normed state of the query's last token (B, D).
+        rows: The query of each remaining row (B,) int64.
+        spoken: Thoughts with tokens of each row so far (B,) int64.
         trace: As given.
     """
 
@@ -461,12 +470,13 @@ class ThinkingCache:
         index = source[..., None].expand_as(queries.tapped)
         self.tapped = queries.tapped.gather(1, index)
         self.last, self._begun = queries.last, False
+        self.spoken, self.rows = queries.spoken, torch.arange(len(own), device=own.device)
         self._may_think = bool(self.thinks.any())
 
     def select(self, rows: Tensor) -> None:
         """Keeps only ``rows`` (int64 indices), in that order."""
         self.past.select(rows)
-        for name in ("state", "place", "thinks", "tapped", "last"):
+        for name in ("state", "place", "thinks", "tapped", "last", "rows", "spoken"):
             setattr(self, name, getattr(self, name)[rows])
         if self._thoughts is not None:
             self._thoughts = [self._thoughts[row] for row in rows.tolist()]
@@ -533,9 +543,12 @@ class ThinkingCache:
         state, own = torch.zeros_like(self.state[rows]), {}
         if len(nontrivial):
             thoughts, found = finish_states(self.network, opened, nontrivial)
+            which = rows[nontrivial]
+            found = self.network.feed_back(found, self.spoken[which], self.rows[which])
+            self.spoken[which] += 1
             state[nontrivial] = found.to(state.dtype)
             if self._thoughts is not None:
-                own = dict(zip(rows[nontrivial].tolist(), thoughts.listed(), strict=True))
+                own = dict(zip(which.tolist(), thoughts.listed(), strict=True))
         self.state = self.state.index_copy(0, rows, state)
         self.place = self.place.index_fill(0, rows, 0)
         self.thinks = self.thinks.index_fill(0, rows, self.layout.grid.in_answers)

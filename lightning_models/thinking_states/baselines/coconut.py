@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_models.layers import record
 from lightning_models.optim import OptimizerConfig
+from lightning_models.runtime import on_device
 from lightning_models.thinking_states.backbone import AnswerCache, read
 from lightning_models.thinking_states.baselines.curricula import (
     ShortenedChain,
@@ -126,7 +127,7 @@ class CoconutLayout(ShortenedChain):
     end: int
     """Marker after the latents."""
     latent: int
-    """Id in the place of a latent; its embedding is not used."""
+    """Id in the place of a latent, whose embedding only ``pause_latent`` reads."""
 
     def training(self, batch: Batch, stage: int = 0) -> TextRows:
         """Returns the text of training; see the base."""
@@ -241,13 +242,19 @@ class CoconutNetwork(TextNetwork):
         fed = []
         for column in range(latents.first, end):
             own = latents.latent[:, column, None]
-            fed.append(torch.where(own, parts[-1][:, -1], h[:, column]))  # (B, D)
+            state = self.feed_back(parts[-1][:, -1], column - latents.first)  # (B, D)
+            fed.append(torch.where(own, state, h[:, column]))  # (B, D)
             here = real[:, column : column + 1]
             parts.append(read(self.backbone, cache, fed[-1][:, None], here).last)
         if end < tokens.shape[1]:
             parts.append(read(self.backbone, cache, h[:, end:], real[:, end:]).last)
         record("latents", states=fed, latent=latents.latent[:, latents.first : end])
         return torch.cat(parts, dim=1)
+
+    def pause_latent(self) -> Tensor:
+        # the token in a latent's place says nothing, so its embedding reads as filler
+        token = on_device(self.backbone.config.special_id(LATENT), self.output_matrix.device)
+        return self.backbone.embed(token)
 
 
 # ---- model
