@@ -6,8 +6,8 @@ from typing import Any
 
 import lightning as L
 
-from callbacks.checkpointing import check_folder
 from callbacks.hooks import gather, write_whole
+from callbacks.save_checkpoints import check_folder
 
 
 class Predictions(L.Callback):

@@ -13,8 +13,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks.checkpointing import SaveCheckpoints
 from callbacks.hooks import AgreedEnd, AsksAllRanks
+from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.trainer_state import in_accumulation
 
 SAME_REQUEST_SECONDS = 1.0

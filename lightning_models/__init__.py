@@ -11,7 +11,7 @@ a checkpoint: ``load("runs/first").generate("The function")``, see ``evaluation.
 | `output_layer` | losses and log-probabilities over the vocabulary, in chunks; mixtures |
 | `generation` | one decode loop, with a cache or without |
 | `optim` | AdamW, its groups and schedules |
-| `checkpoint`, `shards` | checkpoints that run no code, whole or in parts |
+| `checkpoint/` | checkpoints that run no code, whole or in parts; where they are found |
 | `recipe` | class path and arguments that rebuild a model |
 | `flops` | FLOPs of layers and decoders |
 | `memory` | bytes of networks and batches, before they are allocated |

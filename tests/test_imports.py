@@ -30,6 +30,7 @@ UPWARD = {
 KERNELS = "(flash_attn) (torch_scatter)"
 OPTIONAL = f"{KERNELS} (mauve) (openai) (optuna) (wandb) (mlflow)"
 LEAVES = {path.stem for path in (ROOT / "lightning_models").glob("*.py")} - {"__init__", "base"}
+LEAVES |= {"checkpoint"}
 LEAF = "torch torchmetrics numpy safetensors lightning_models.layers "
 LEAF += " ".join(f"lightning_models.{name}" for name in sorted(LEAVES))
 METHOD = f"{LEAF} lightning_models.base lightning_models.ROOM lightning_models.transformer"

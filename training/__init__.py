@@ -4,8 +4,7 @@
 |---|---|
 | ``cli`` | ``LatentCLI`` and ``main`` |
 | ``arguments`` | first look at the command line, ranges of values, conflicts with a checkpoint |
-| ``checkpoints`` | which checkpoint ``--ckpt_path`` means; atomic writing |
-| ``records`` | ``config.yaml`` of a run with commit and versions; the run's id; its folder's lock |
+| ``run_folder`` | the folder of a run, which one process at a time writes to |
 | ``plan`` | ``train.py plan``: parameters, tokens, FLOPs, memory and hours of a run |
 | ``synthetic`` | models without files, and batches of random tokens, for plans and benchmarks |
 | ``sizes`` | refuses sizes that the machine cannot hold |

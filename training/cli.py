@@ -38,11 +38,13 @@ from callbacks import (
     Throughput,
     Validation,
 )
-from callbacks.checkpointing import check_folder
+from callbacks.checkpoint_io import AtomicCheckpointIO
 from callbacks.hooks import AgreedEnd
+from callbacks.run_record import SaveRunRecord, as_yaml, log_folder_of, loggers_of
+from callbacks.save_checkpoints import check_folder
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
-from lightning_models.checkpoint import Checkpoint, Recipe, has_log
+from lightning_models.checkpoint import AUTO, Checkpoint, Recipe, find_checkpoint, has_log
 from lightning_models.recipe import (
     PACKAGES_HELP,
     build,
@@ -62,7 +64,7 @@ from lightning_models.runtime import (
     MatmulPrecision,
     choose_kernels,
 )
-from training import listing, records
+from training import listing
 from training.arguments import (
     DATA_KEYS,
     DEFAULT_ROOT,
@@ -81,7 +83,6 @@ from training.arguments import (
     with_own_configs,
     without,
 )
-from training.checkpoints import AUTO, AtomicCheckpointIO, find_checkpoint
 from training.errors import (
     LOST_LINE,
     LOST_PROCESS,
@@ -110,7 +111,7 @@ from training.processes import (
     settle_processes,
     slurm_tasks,
 )
-from training.records import SaveRunRecord, WaitedError, hold, log_folder_of, loggers_of
+from training.run_folder import WaitedError, hold, hold_checkpoints
 from training.signals import (
     INTERRUPTED,
     interrupts_here_only,
@@ -380,7 +381,7 @@ class LatentCLI(LightningCLI):
             self.config[verb][role] = as_namespace(recipe)
         if words != argv:
             config = self.config[verb]
-            print(records.as_yaml(self._subcommand_parsers[verb], config, self._recipes), end="")
+            print(as_yaml(self._subcommand_parsers[verb], config, self._recipes), end="")
             raise SystemExit(0)
 
     def _parse_ckpt_path(self) -> None:
@@ -521,7 +522,7 @@ class LatentCLI(LightningCLI):
             trainer.loggers = self._loggers(Path(config["default_root_dir"]), trainer)
         if self.subcommand == "fit" and not config["fast_dev_run"] and trainer.is_global_zero:
             goes_on = self._saved_run is not None and self._continues
-            records.hold_checkpoints(trainer, self._at_end, waits=goes_on)
+            hold_checkpoints(trainer, self._at_end, waits=goes_on)
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
