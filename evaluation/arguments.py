@@ -31,11 +31,9 @@ from lightning_models.recipe import (
     PACKAGES_HELP,
     complete,
     import_packages,
-    import_public_classes,
-    lay_over,
-    parse_over,
     public_path,
 )
+from lightning_models.recipe_options import import_public_classes, lay_over, parse_over
 from lightning_models.runtime import CUDNN_ATTENTION_HELP
 
 _Config = TypeVar("_Config")

@@ -50,13 +50,15 @@ from lightning_models.recipe import (
     build,
     complete,
     import_packages,
+    resolve_class,
+    split_names,
+    trust,
+)
+from lightning_models.recipe_options import (
     import_public_classes,
     lay_over,
     parse_over,
     prints_descriptions,
-    resolve_class,
-    split_names,
-    trust,
 )
 from lightning_models.runtime import (
     CUDNN_ATTENTION_HELP,

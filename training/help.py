@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_models.recipe import ExactOptions
+from lightning_models.recipe_options import ExactOptions
 
 VERBS = {
     "fit": "Trains a model",
