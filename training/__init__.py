@@ -2,7 +2,9 @@
 
 | File | What it holds |
 |---|---|
-| ``cli`` | ``LatentCLI`` and ``main`` |
+| ``program`` | ``main``: the verbs, and their exit codes |
+| ``cli`` | ``LatentCLI``, which builds model, data and trainer, and runs a verb |
+| ``parsing`` | its command line, laid over the checkpoint that it names |
 | ``arguments`` | first look at the command line, ranges of values, conflicts with a checkpoint |
 | ``run_folder`` | the folder of a run, which one process at a time writes to |
 | ``plan`` | ``train.py plan``: parameters, tokens, FLOPs, memory and hours of a run |
@@ -17,8 +19,9 @@
 | ``errors`` | which errors are the user's, and their one line |
 """
 
-from training.cli import LatentCLI, main
+from training.cli import LatentCLI
 from training.errors import UserError
+from training.program import main
 from training.strategies import FullySharded
 
 __all__ = ["FullySharded", "LatentCLI", "UserError", "main"]

@@ -2,11 +2,13 @@
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_models.recipe_options import ExactOptions
+from training.errors import check_verb
 
 VERBS = {
     "fit": "Trains a model",
@@ -29,6 +31,11 @@ VERB_DESCRIPTION = (
 
 class TrainingParser(ExactOptions, LightningArgumentParser):
     """A parser that takes options by their full names alone."""
+
+
+def check_first_word(argv: Sequence[str]) -> None:
+    """Checks the verb of a command line, see `check_verb`."""
+    check_verb(argv, VERBS, "python train.py fit -c configs/transformer/tiny.yaml")
 
 
 def public_classes(package: str) -> list[str]:
