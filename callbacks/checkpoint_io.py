@@ -3,7 +3,6 @@
 import copy
 import errno
 import glob
-import os
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -21,7 +20,13 @@ from torch.distributed.tensor import empty as empty_dtensor
 from torch.optim import Optimizer
 
 from callbacks.hooks import gather
-from lightning_models.checkpoint import CheckpointError, is_model_folder, read_file, shards
+from lightning_models.checkpoint import (
+    CheckpointError,
+    is_model_folder,
+    read_file,
+    shards,
+    write_file,
+)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -40,23 +45,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-            leftover.unlink(missing_ok=True)  # of a process that was killed while writing
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
+            write_file(target, checkpoint)
             _remove_shards(target, but=checkpoint.get(shards.KEY, {}).get("folder"))
         except (OSError, RuntimeError) as error:
             reason = _system_error(error)
             if reason is None:
                 raise
             raise CheckpointError(_not_written(target, reason)) from error
-        finally:
-            partial.unlink(missing_ok=True)
 
     def load_checkpoint(
         self,

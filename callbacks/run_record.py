@@ -23,8 +23,9 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
-from callbacks.hooks import gather, write_whole
+from callbacks.hooks import gather
 from callbacks.logging import log_text
+from lightning_models.atomic_files import write_whole
 from lightning_models.checkpoint import Checkpoint, CheckpointError
 from lightning_models.recipe import yaml_values
 

@@ -1,6 +1,5 @@
 """When checkpoints are written, and which are kept."""
 
-import tempfile
 import time
 from collections.abc import Collection
 from datetime import timedelta
@@ -335,29 +334,3 @@ def _is_torn_or_of_run(path: Path, run: str | None) -> bool:
     except Exception:  # whatever another program has written
         return False
     return run is not None and bool(written_by == run)
-
-
-# ---- folders
-
-
-def check_folder(key: str, folder: Path) -> None:
-    """Tries that a folder, which need not exist yet, can be written to; leaves no file there.
-
-    Args:
-        key: The argument that names it, for the message.
-        folder: The folder.
-
-    Raises:
-        ValueError: If it is a file, lies below one, or refuses files.
-    """
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise ValueError(f"{key} ({folder}): {existing} is a file; choose another folder")
-    try:
-        with tempfile.TemporaryDirectory(prefix=".trial-", dir=existing):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{key} ({folder}): {existing} cannot be written to ({error.strerror}); choose another "
-            "folder"
-        ) from error

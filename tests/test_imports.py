@@ -39,8 +39,8 @@ NETWORKS = " ".join(  # of the room and of the plain decoder: the files that kno
     f" -lightning_models.{room}.import_weights"
     for room in ("ROOM", "transformer")
 )
-SHARED = "lightning_models.checkpoint lightning_models.recipe"
-"""The one reader of checkpoints, and the one builder of what they name."""
+SHARED = "lightning_models.atomic_files lightning_models.checkpoint lightning_models.recipe"
+"""The one writer of files, the one reader of checkpoints, the one builder of what they name."""
 RULES = (
     (r"lightning_models/__init__", "lightning_models"),
     (r"lightning_models/layers/.*", "torch lightning_models.layers"),

@@ -23,9 +23,9 @@ from callbacks import (
 )
 from callbacks.checkpoint_io import AtomicCheckpointIO
 from callbacks.run_record import log_folder_of
-from callbacks.save_checkpoints import check_folder
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
+from lightning_models.atomic_files import check_folder
 from lightning_models.checkpoint import has_log
 from lightning_models.recipe import build, split_names
 from lightning_models.recipe_options import lay_over

@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
-from callbacks.hooks import write_whole
+from lightning_models.atomic_files import write_whole
 from lightning_models.checkpoint import Checkpoint
 from training.errors import UserError
 

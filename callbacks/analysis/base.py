@@ -17,8 +17,8 @@ from callbacks.analysis.report import AnalysisReport, as_pixels
 from callbacks.hooks import EvaluationHooks, check_least, gather
 from callbacks.logging import log_images, log_text
 from callbacks.random_state import undisturbed
-from callbacks.save_checkpoints import check_folder
 from callbacks.trainer_state import tokenizer_of
+from lightning_models.atomic_files import check_folder
 
 
 class NothingToAnalyseError(ValueError):

@@ -30,6 +30,7 @@ from lightning_models.checkpoint.formats import (
     read_file,
     read_whole,
     record_checksums,
+    write_file,
     write_model_folder,
 )
 from lightning_models.checkpoint.restoring import RestoresItself
@@ -55,5 +56,6 @@ __all__ = [
     "read_whole",
     "record_checksums",
     "started_runs",
+    "write_file",
     "write_model_folder",
 ]

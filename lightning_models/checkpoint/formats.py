@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from lightning_models.atomic_files import whole_file, write_whole
 from lightning_models.checkpoint import shards
 from lightning_models.checkpoint.content import Checkpoint, CheckpointError
 
@@ -101,6 +102,16 @@ def read_whole(path: str | Path) -> dict[str, Any]:
         CheckpointError: If something is missing or damaged.
     """
     return shards.whole(Path(path), dict(open_checkpoint(Path(path)).content))
+
+
+def write_file(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a checkpoint file; after a crash at any point it is the old one or the new one.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    with whole_file(path, sole=True) as file:
+        torch.save(content, file)
 
 
 def file_status(path: Path) -> tuple[int, ...] | None:
@@ -196,7 +207,7 @@ def write_model_folder(folder: Path, content: Mapping[str, Any]) -> None:
     plain_values = {key: value for key, value in kept.items() if key not in strange}
     plain_values[_SUM] = shards.digest(folder / WEIGHTS)
     text = json.dumps(plain_values, indent=2, allow_nan=False)
-    (folder / RECIPE).write_text(f"{text}\n", encoding="utf-8")
+    write_whole(folder / RECIPE, f"{text}\n")
 
 
 def _load_folder(path: Path) -> dict[str, Any]:
