@@ -31,24 +31,20 @@ class KeepOptimizerSettings(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # fresh optimisers: the checkpoint has not been loaded into them yet
         self._settings = [_settings(optimizer) for optimizer in trainer.optimizers]
-        self._base_lrs = [
-            list(config.scheduler.base_lrs)
-            for config in trainer.lr_scheduler_configs
-            if isinstance(config.scheduler, LRScheduler)
-        ]
+        self._base_lrs = [list(scheduler.base_lrs) for scheduler in _schedulers(trainer)]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for optimizer, fresh in zip(trainer.optimizers, self._settings, strict=True):
             for group, settings in zip(optimizer.param_groups, fresh, strict=True):
                 _report(group, settings)
                 group.update(settings)
-        schedulers = [
-            config.scheduler
-            for config in trainer.lr_scheduler_configs
-            if isinstance(config.scheduler, LRScheduler)
-        ]
-        for scheduler, base_lrs in zip(schedulers, self._base_lrs, strict=True):
+        for scheduler, base_lrs in zip(_schedulers(trainer), self._base_lrs, strict=True):
             _rebase(scheduler, base_lrs)
+
+
+def _schedulers(trainer: L.Trainer) -> list[LRScheduler]:
+    schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
+    return [scheduler for scheduler in schedulers if isinstance(scheduler, LRScheduler)]
 
 
 def _settings(optimizer: Optimizer) -> list[Settings]:
@@ -103,11 +99,11 @@ class ScheduleChange(L.Callback):
         # Compares and sets; at this point all is restored and nothing has been stepped yet.
         if trainer.ckpt_path is None:
             return
-        for config in trainer.lr_scheduler_configs:
-            if not isinstance(config.scheduler, LambdaLR):
+        for scheduler in _schedulers(trainer):
+            if not isinstance(scheduler, LambdaLR):
                 continue
-            rates = _rates(config.scheduler)
-            _rebase(config.scheduler, config.scheduler.base_lrs)
+            rates = _rates(scheduler)
+            _rebase(scheduler, scheduler.base_lrs)
             if rates is not None and not math.isclose(*rates, rel_tol=TOLERANCE):
                 end = "has no end" if math.isinf(self._end) else f"ends at step {int(self._end)}"
                 rank_zero_info(  # a Python warning would take two lines, one of them of code

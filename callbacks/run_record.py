@@ -177,11 +177,16 @@ def loggers_of(saved: Checkpoint, root: Path) -> Any:
     if folder is None or saved.run_id is None:
         return None
     latest = max(_records(folder, saved.run_id), key=lambda path: path.stat().st_mtime_ns)
+    return read_settings(latest).get("loggers")
+
+
+def read_settings(record: Path) -> dict[str, Any]:
+    """Returns the configuration in a record, empty where it cannot be read."""
     try:
-        content = yaml.safe_load(latest.read_text(encoding="utf-8"))
+        content = yaml.safe_load(record.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return content.get("loggers") if isinstance(content, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_of_run(folder: Path, run_id: str) -> bool:

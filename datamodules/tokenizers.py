@@ -27,12 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.json_tokenizer import (
-    MIN_BPE_ENTRIES,
-    JsonTokenizer,
-    bpe_size,
-    train_bpe,
-)
+from datamodules.json_tokenizer import MIN_BPE_ENTRIES, JsonTokenizer, bpe_size, train_bpe
 from datamodules.long_texts import sure_cuts
 from datamodules.special_tokens import CONFIGS, EOS_TEXT, SpecialTokens
 from datamodules.tokenizer_base import Tokenizer, TokenizerUnavailableError, first_line

@@ -27,12 +27,7 @@ from evaluation.load import (
 )
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which, read_checkpoint
-from lightning_models.recipe import (
-    PACKAGES_HELP,
-    complete,
-    import_packages,
-    public_path,
-)
+from lightning_models.recipe import PACKAGES_HELP, complete, import_packages, public_path
 from lightning_models.recipe_options import import_public_classes, lay_over, parse_over
 from lightning_models.runtime import CUDNN_ATTENTION_HELP
 

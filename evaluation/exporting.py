@@ -25,11 +25,7 @@ from datamodules.tokenizers import (
 )
 from evaluation.arguments import add_which_argument, load_checkpoint
 from evaluation.load import build_model, build_tokenizer
-from evaluation.output import (
-    check_target,
-    format_table,
-    write_folder,
-)
+from evaluation.output import check_target, format_table, write_folder
 from lightning_models import LanguageModel, TransformerLM
 from lightning_models.atomic_files import write_whole
 from lightning_models.checkpoint import Checkpoint, read_whole, write_file, write_model_folder

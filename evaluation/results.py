@@ -22,13 +22,7 @@ from typing import Any
 import torch
 
 from evaluation.output import write_json
-from lightning_models.checkpoint import (
-    RESULTS,
-    Checkpoint,
-    file_status,
-    record_checksums,
-    shards,
-)
+from lightning_models.checkpoint import RESULTS, Checkpoint, file_status, record_checksums, shards
 
 RESULT_FORMAT = 1
 """Raised where the meaning of a number in the files changes."""

@@ -24,24 +24,14 @@ from callbacks.run_record import SaveRunRecord, as_yaml, loggers_of
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import AUTO, Checkpoint, Recipe, find_checkpoint
-from lightning_models.recipe import (
-    PACKAGES_HELP,
-    complete,
-    import_packages,
-    resolve_class,
-    trust,
-)
+from lightning_models.recipe import PACKAGES_HELP, complete, import_packages, resolve_class, trust
 from lightning_models.recipe_options import (
     import_public_classes,
     lay_over,
     parse_over,
     prints_descriptions,
 )
-from lightning_models.runtime import (
-    CUDNN_ATTENTION_HELP,
-    MATMUL_PRECISION_HELP,
-    MatmulPrecision,
-)
+from lightning_models.runtime import CUDNN_ATTENTION_HELP, MATMUL_PRECISION_HELP, MatmulPrecision
 from training.arguments import (
     DATA_KEYS,
     DEFAULT_ROOT,

@@ -31,12 +31,7 @@ from tqdm import tqdm
 
 from datamodules.encoding import EncodedChunk
 from datamodules.journals import full_disk_named
-from datamodules.prepare import (
-    SectionWriter,
-    shard_name,
-    write_meta,
-    write_tokenizer,
-)
+from datamodules.prepare import SectionWriter, shard_name, write_meta, write_tokenizer
 from datamodules.reasoning.examples import EncodedExample, Example, Wording, encode_examples
 from datamodules.store import (
     SIZE,

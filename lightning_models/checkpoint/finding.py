@@ -182,11 +182,7 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
 
 
 def _of_run(folders: Sequence[Path], which: Which, option: str, verifies: bool) -> Checkpoint:
-    """Returns the furthest checkpoint of the newest run, or the best one by its account.
-
-    Raises:
-        CheckpointError: If there is none, the run has kept no best one, or it cannot be read.
-    """
+    """Returns the furthest checkpoint of the newest run, or the best one by its account."""
     last = newest_checkpoint(folders, verifies=verifies)
     if which == "last":
         return last

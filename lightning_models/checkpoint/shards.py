@@ -109,11 +109,6 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def names_of_parts(folder: Path) -> list[str]:
-    """Returns the sorted names of the files that hold the tensors."""
-    return sorted(path.name for path in folder.glob("*.safetensors"))
-
-
 def sum_of(path: Path) -> str:
     """Returns the digest of a file, an empty text where it cannot be read."""
     try:
@@ -190,7 +185,7 @@ class Shards:
             raise self._broken(f"its {KEY} name no file of {self.folder}; take another checkpoint")
         names = sorted(self.sums)
         wrong = [name for name in names[share] if sum_of(self.folder / name) != self.sums[name]]
-        wrong += [name for name in names_of_parts(self.folder) if name not in self.sums]
+        wrong += {path.name for path in self.folder.glob("*.safetensors")} - self.sums.keys()
         if wrong:
             raise self._broken(
                 f"{self.folder / min(wrong)} is damaged, or not the file that was written (its "
@@ -284,22 +279,18 @@ class TensorsInShards(Mapping[str, Tensor]):
         self._shards, self._names, self._others = shards, shards.below(key), others
 
     @cached_property
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, Tensor]:
         read = self._shards.read(self._names.values())
         return {**self._others, **{key: read[name] for key, name in self._names.items()}}
 
     def __getitem__(self, key: str) -> Tensor:
-        """Returns a tensor, on the CPU."""
-        tensor: Tensor = self._values[key]
-        return tensor
+        return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the keys."""
         yield from self._others
         yield from self._names
 
     def __len__(self) -> int:
-        """Returns how many tensors there are."""
         return len(self._others) + len(self._names)
 
 
