@@ -163,7 +163,7 @@ def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     if saved.run_id is None:
         return next(iter(default), None)
     named = [] if saved.log_folder is None else [(root / saved.log_folder).resolve()]
-    return next((path for path in named + default if _is_of_run(path, saved.run_id)), None)
+    return next((path for path in named + default if any(_records(path, saved.run_id))), None)
 
 
 def loggers_of(saved: Checkpoint, root: Path) -> Any:
@@ -187,10 +187,6 @@ def read_settings(record: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _is_of_run(folder: Path, run_id: str) -> bool:
-    return any(_records(folder, run_id))
 
 
 def _records(folder: Path, run_id: str) -> Iterator[Path]:

@@ -20,16 +20,14 @@ def only_writer(output: Path) -> Iterator[None]:
     """
     lock = FileLock(output.with_name(f".{output.name}.lock"), timeout=0)
     try:
-        lock.acquire()
+        held = lock.acquire()
     except Timeout as error:
         raise ValueError(
             f"output ({output}) is being written by another process; wait for it, or name another "
             "file"
         ) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def append_durably(path: Path, data: bytes) -> None:

@@ -220,15 +220,13 @@ def _alone(folder: Path) -> Iterator[None]:
     """Holds the lock of a store; says so before it waits for another process."""
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         # not rank_zero_info: the first rank of a second machine is none
         _LOG.info(f"Waiting for another process, here or elsewhere, that prepares {folder}")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 _PARTS = "parts"  # folder of the records

@@ -46,12 +46,6 @@ CARRIED = (
 """Arguments of the checkpoint's own data that other data take over: how text is read, not which."""
 
 
-def split_words(typed: str) -> list[str]:
-    """Returns words that an option separates by commas, maybe in brackets, each once."""
-    words = (word.strip() for word in typed.strip("[]").split(","))
-    return list(dict.fromkeys(word for word in words if word))
-
-
 # ---- options: checkpoint, device, files
 
 

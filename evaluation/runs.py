@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from callbacks.run_record import read_settings
-from evaluation.arguments import split_words
 from evaluation.load import build_outline
 from evaluation.tables import show_value
 from lightning_models import LanguageModel
@@ -24,6 +23,7 @@ from lightning_models.checkpoint import (
     read_checkpoint,
     started_runs,
 )
+from lightning_models.recipe import split_names
 
 # ---- log and record of a run
 
@@ -206,7 +206,7 @@ def make_labels(
     """
     texts = [row or name for row, name in zip(rows, names, strict=True)]
     if keys is not None:
-        texts = config_labels(recipes, split_words(keys))
+        texts = config_labels(recipes, split_names(keys))
     return [
         text if texts.count(text) == 1 else f"{text} ({name})"
         for text, name in zip(texts, names, strict=True)

@@ -39,15 +39,6 @@ def as_dataclass(value: Any, kind: Any) -> Any:
     return build(**{key: as_dataclass(item, hints.get(key)) for key, item in value.items()})
 
 
-def plain(value: Any) -> Any:
-    """Returns a configuration dataclass as a dict, dataclasses within it too."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    return value
-
-
 def yaml_values(value: Any) -> Any:
     """Returns a value as what YAML and JSON know."""
     if isinstance(value, Mapping):
@@ -74,9 +65,9 @@ def trust(classes: Iterable[str]) -> None:
 
 
 def split_names(text: str) -> list[str]:
-    """Returns the names in a list as it is typed, before a command line can be parsed."""
+    """Returns the names in a list as it is typed, with commas and maybe in brackets, each once."""
     names = (name.strip("[]'\" ") for name in text.split(","))
-    return [name for name in names if name]
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def import_packages(names: str | Sequence[str]) -> None:

@@ -300,10 +300,14 @@ class CheckpointParsing(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Compares what was typed with the checkpoint; LightningCLI calls it after parsing."""
+        verb = self.config.get("subcommand")
+        config: Any = self.config[verb] if verb else self.config
         if self._saved_run is None:
-            self._refuse_unseen_checkpoint()
+            if config.get("ckpt_path"):  # which the first look did not see
+                raise UserError(
+                    "ckpt_path is given in a way that is not understood; use --ckpt_path=PATH"
+                )
             return
-        config = self.config[self.config.subcommand]
         config.ckpt_path = str(self._saved_run.path)
         self.save_config_kwargs["step"] = self._saved_run.step
         if self._continues:
@@ -324,11 +328,3 @@ class CheckpointParsing(LightningCLI):
             for role, recipe in self._recipes.items():
                 config[role] = as_namespace(recipe)
         self.save_config_kwargs["recipes"] = self._recipes
-
-    def _refuse_unseen_checkpoint(self) -> None:
-        """Stops if parsing found a ckpt_path that the first look did not."""
-        subcommand = self.config.get("subcommand")
-        if subcommand and self.config[subcommand].get("ckpt_path"):
-            raise UserError(
-                "ckpt_path is given in a way that is not understood; use --ckpt_path=PATH"
-            )

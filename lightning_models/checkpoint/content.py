@@ -10,9 +10,8 @@ from lightning_models.recipe import MisfitError, complete
 Recipe = dict[str, Any]
 """``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
 
-
 Which = Literal["last", "best"]
-"""Of the checkpoints of a run: the furthest, or the best by its own account."""
+"""The furthest checkpoint of a run, or the best one by its own account."""
 
 _LAYOUT: dict[str, type] = {
     "global_step": int,

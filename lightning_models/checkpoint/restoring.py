@@ -1,5 +1,6 @@
 """Models that checkpoints rebuild."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -8,7 +9,7 @@ import torch
 from lightning_models.checkpoint.content import refused
 from lightning_models.checkpoint.finding import read_checkpoint
 from lightning_models.memory import host_memory, weights_size
-from lightning_models.recipe import complete_arguments, plain, public_path, resolve_class
+from lightning_models.recipe import complete_arguments, public_path, resolve_class
 
 
 class RestoresItself:
@@ -22,8 +23,8 @@ class RestoresItself:
     def recipe(self) -> dict[str, Any]:
         """Returns the public class path and plain init arguments that rebuild this model."""
         arguments = {
-            "config": plain(self.config),
-            "optimizer": plain(self.optimizer_config),
+            "config": asdict(self.config),
+            "optimizer": asdict(self.optimizer_config),
             "compile": self.compile_network,
         }
         return {"class_path": public_path(type(self)), "init_args": arguments}
@@ -62,10 +63,7 @@ class RestoresItself:
         """
         if weights_only is False:
             load: Any = super().load_from_checkpoint  # type: ignore[misc]  # Lightning's
-            loaded: Self = load(
-                checkpoint_path, map_location, strict=strict, weights_only=False, **kwargs
-            )
-            return loaded
+            return load(checkpoint_path, map_location, strict=strict, weights_only=False, **kwargs)
         checkpoint = read_checkpoint(checkpoint_path)
         arguments = checkpoint.content["recipe"]["model"]["init_args"]
         try:
@@ -78,8 +76,7 @@ class RestoresItself:
         model.configure_model()
         model.on_load_checkpoint(checkpoint.content)
         model.load_state_dict(checkpoint.content["state_dict"], strict=strict is not False)
-        restored: Self = model.to("cpu" if map_location is None else map_location)
-        return restored
+        return model.to("cpu" if map_location is None else map_location)
 
     @staticmethod
     def from_checkpoint(path: str | Path) -> "RestoresItself":
@@ -96,5 +93,4 @@ class RestoresItself:
             model: Any = kind.load_from_checkpoint(
                 checkpoint.path, map_location="cpu", compile=False
             )
-        restored: RestoresItself = model.eval()
-        return restored
+        return model.eval()

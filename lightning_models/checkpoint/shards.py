@@ -325,8 +325,7 @@ def whole(
     with _agreed(several):
         read = shards.read(shards.tensors, empty)
         values = {each.place: read[name] for name, each in shards.tensors.items()}
-        filled: dict[str, Any] = put_back(content, values, path)
-    return filled
+        return put_back(content, values, path)
 
 
 @contextmanager
