@@ -21,7 +21,6 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
-from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
 from callbacks.hooks import gather
 from callbacks.logging import log_text
@@ -90,7 +89,7 @@ class SaveRunRecord(SaveConfigCallback):
         for logger in trainer.loggers:
             block = "\n".join("    " + line for line in text.splitlines())
             log_text(logger, "config", block, self.step)
-            if isinstance(logger, WandbLogger | MLFlowLogger):
+            if getattr(logger, "takes_config", False):
                 logger.log_hyperparams(self.config.as_dict())
 
     def _check_resumed(self, path: str | None) -> None:

@@ -470,5 +470,5 @@ def report_folder(target: str) -> Path:
             f"output ({folder}) has other files, and no {PAGE} of an earlier comparison; name "
             "another folder"
         )
-    check_folder("output", folder.parent)
+    check_folder("output", folder.parent, folder)
     return folder

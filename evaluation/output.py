@@ -39,7 +39,7 @@ def check_target(target: str | Path, key: str = "output") -> Path:
         raise ValueError(f"{key} ({path}) is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{key} ({path}): the folder {path.parent} does not exist; create it")
-    check_folder(key, path.parent)
+    check_folder(key, path.parent, path)
     return path
 
 

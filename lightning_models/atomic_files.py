@@ -99,24 +99,25 @@ def full_disk_of(path: Path) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
-def check_folder(key: str, folder: Path) -> None:
+def check_folder(key: str, folder: Path, value: Path | None = None) -> None:
     """Tries that a folder, which need not exist yet, can be written to; leaves no file there.
 
     Args:
         key: The argument that names it, for the message.
         folder: The folder.
+        value: The argument's value where that is not the folder but a path in it.
 
     Raises:
         ValueError: If it is a file, lies below one, or refuses files.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    name = f"{key} ({value or folder})"
     if not existing.is_dir():
-        raise ValueError(f"{key} ({folder}): {existing} is a file; choose another folder")
+        raise ValueError(f"{name}: {existing} is a file; choose another folder")
     try:
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=existing):
             pass
     except OSError as error:
         raise ValueError(
-            f"{key} ({folder}): cannot write to {existing} ({error.strerror}); choose another "
-            "folder"
+            f"{name}: cannot write to {existing} ({error.strerror}); choose another folder"
         ) from error

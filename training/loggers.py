@@ -125,6 +125,8 @@ class _InRunFolder(_Once):
     """A logger whose values lie elsewhere; checkpoints and records still go to the run's folder."""
 
     folder: Path
+    takes_config = True
+    """Whether ``SaveRunRecord`` hands over the configuration."""
 
     @property
     def save_dir(self) -> str:
