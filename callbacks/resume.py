@@ -10,20 +10,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from callbacks import resume_position as position
 from callbacks.hooks import gather
 from callbacks.random_state import RandomState
-from callbacks.resume_position import (
-    PENDING_VALIDATION,
-    RESUME_STATE,
-    VALIDATION_PROGRESS,
-    check_step,
-    convert_micro_batches,
-    order_of_steps,
-    place_in_step,
-    processed_batches,
-    restore_log_step,
-    restore_position,
-)
 from callbacks.trainer_state import in_accumulation, validation_follows, validation_unfinished
 
 _UNLIMITED = -1
@@ -77,7 +66,7 @@ class ResumeState(L.Callback):
         if self._sums:
             model.train_metrics.add_sums(self._sums)
         self._gradients, self._sums = {}, {}
-        restore_log_step(trainer)
+        position.restore_log_step(trainer)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -95,7 +84,7 @@ class ResumeState(L.Callback):
     ) -> None:
         self._state = RandomState.capture()
         if not in_accumulation(trainer):
-            self._step_start = processed_batches(trainer)
+            self._step_start = position.processed_batches(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # a validation draws the same numbers in the first process and in a resumed one
@@ -112,14 +101,15 @@ class ResumeState(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         state = self._state or RandomState.capture()
-        unfinished = place_in_step(trainer)[0] > 0  # also where an error ends the next batch
+        in_step = position.place_in_step(trainer)
+        unfinished = in_step[0] > 0  # also where an error ends the next batch
         model: Any = pl_module
-        checkpoint[RESUME_STATE] = {
+        checkpoint[position.RESUME_STATE] = {
             "random": gather(state.plain()),
             "unfinished_step": unfinished,
             "step_start": self._step_start,
-            "step_place": place_in_step(trainer),
-            "order_of_steps": order_of_steps(trainer),
+            "step_place": in_step,
+            "order_of_steps": position.order_of_steps(trainer),
             "gradients": _mean_gradients(trainer, pl_module) if unfinished else {},
             "sums": gather(model.train_metrics.sums()) if unfinished else [],
         }
@@ -130,10 +120,10 @@ class ResumeState(L.Callback):
         # Takes this rank's states; says so if the checkpoint cannot be continued exactly.
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        same_steps = convert_micro_batches(trainer, checkpoint)
-        restore_position(trainer, checkpoint)
+        same_steps = position.convert_micro_batches(trainer, checkpoint)
+        position.restore_position(trainer, checkpoint)
         self._begin_step(trainer, checkpoint)
-        saved = checkpoint.get(RESUME_STATE)
+        saved = checkpoint.get(position.RESUME_STATE)
         if saved is None:
             rank_zero_warn(
                 "the checkpoint holds no random state (it was written without ResumeState): "
@@ -163,12 +153,12 @@ class ResumeState(L.Callback):
 
     def _begin_step(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
         """Goes on with the optimiser step that the checkpoint was written in, or begins one."""
-        saved = checkpoint.get(RESUME_STATE) or {}
-        batches = processed_batches(trainer)
+        saved = checkpoint.get(position.RESUME_STATE) or {}
+        batches = position.processed_batches(trainer)
         if saved.get("unfinished_step"):
-            check_step(trainer, saved.get("step_place"), int(checkpoint["global_step"]))
-            position, _ = place_in_step(trainer)
-            self._step_start = saved.get("step_start", batches - position)
+            position.check_step(trainer, saved.get("step_place"), int(checkpoint["global_step"]))
+            past, _ = position.place_in_step(trainer)
+            self._step_start = saved.get("step_start", batches - past)
         else:
             self._step_start = batches
         begin_step = getattr(trainer.datamodule, "begin_step", None)  # type: ignore[attr-defined]
@@ -213,9 +203,9 @@ class PendingValidation(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint[PENDING_VALIDATION] = validation_unfinished(trainer)
-        if checkpoint[PENDING_VALIDATION]:
-            progress = checkpoint["loops"]["fit_loop"][VALIDATION_PROGRESS]
+        checkpoint[position.PENDING_VALIDATION] = validation_unfinished(trainer)
+        if checkpoint[position.PENDING_VALIDATION]:
+            progress = checkpoint["loops"]["fit_loop"][position.VALIDATION_PROGRESS]
             nothing = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
             progress["current"] = nothing
             progress["total"] = {**nothing, "ready": 1, "started": 1}
@@ -225,7 +215,7 @@ class PendingValidation(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         # older checkpoints have none
-        self._pending = bool(checkpoint.get(PENDING_VALIDATION, False))
+        self._pending = bool(checkpoint.get(position.PENDING_VALIDATION, False))
         self._step = int(checkpoint["global_step"])
         if trainer.strategy.restore_checkpoint_after_setup:  # then after on_fit_start
             self._lift(trainer)

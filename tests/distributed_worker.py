@@ -21,8 +21,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from callbacks import ResumeState
-from callbacks import resume as resume_module
+from callbacks import ResumeState, resume_position
 from callbacks.hooks import gather
 from lightning_models.checkpoint import (
     CheckpointError,
@@ -278,7 +277,7 @@ def keeps_gradients(model: Any, batch: dict[str, Any]) -> bool:
         model.training_step(batch, 0).backward()
     before = local_gradients(model)
     resume, checkpoint = ResumeState(), {}
-    with mock.patch.object(resume_module, "place_in_step", return_value=[1, 2]):
+    with mock.patch.object(resume_position, "place_in_step", return_value=[1, 2]):
         resume.on_save_checkpoint(model.trainer, model, checkpoint)
     model.zero_grad()
     resume.on_load_checkpoint(model.trainer, model, checkpoint)
