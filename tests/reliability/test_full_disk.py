@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -179,8 +180,9 @@ WRITERS = {
 
 
 @pytest.fixture
-def tiny_files():
-    """No file of this process may grow beyond 50 bytes."""
+def tiny_files(monkeypatch):
+    """No file of this process may grow beyond 50 bytes; Python would cut off what it compiles."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
