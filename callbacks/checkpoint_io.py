@@ -170,9 +170,6 @@ class ShardWriter:
         """Returns the digests of all parts; each rank reads the parts that it has written.
 
         No rank lists the folder: on a network file system it may not see yet what others wrote.
-
-        Raises:
-            CheckpointError: If one cannot be read; on all ranks.
         """
         written = {name: shards.sum_of(folder / name) for name in names}
         of_ranks: list[Any] = [None] * torch.distributed.get_world_size()

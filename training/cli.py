@@ -39,8 +39,6 @@ from training.run_folder import hold, hold_checkpoints
 from training.sizes import check_sizes
 
 ACCUMULATE = "trainer.accumulate_grad_batches"
-NOT_CHOSEN = (None, "auto")
-"""Values of trainer options that leave the choice to Lightning."""
 
 EVALUATION_CALLBACKS = {
     "validate": ["progress"],
@@ -164,7 +162,9 @@ class LatentCLI(CheckpointParsing):
         except ImportError as error:  # of an optional package of Lightning
             keys = ("accelerator", "strategy", "precision", "profiler")
             chosen = [
-                f"trainer.{key} ({config[key]})" for key in keys if config[key] not in NOT_CHOSEN
+                f"trainer.{key} ({config[key]})"
+                for key in keys
+                if config[key] not in (None, "auto")
             ]
             names = ", ".join(chosen) or "trainer"
             raise UserError(f"{names}: {' '.join(str(error).split())}") from error

@@ -2,13 +2,11 @@
 
 import importlib
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_models.recipe_options import ExactOptions
-from training.errors import check_verb
 
 VERBS = {
     "fit": "Trains a model",
@@ -18,6 +16,7 @@ VERBS = {
     "list": "Shows the configs: parameters, FLOPs per token, tokens",
     "plan": "Predicts a run's tokens, FLOPs, hours and memory, without training",
 }
+EXAMPLE = "python train.py fit -c configs/transformer/tiny.yaml"
 DESCRIPTION = (
     " ".join(f"{verb}: {text}." for verb, text in VERBS.items())
     + " `python train.py VERB --help` describes the options of a verb."
@@ -31,11 +30,6 @@ VERB_DESCRIPTION = (
 
 class TrainingParser(ExactOptions, LightningArgumentParser):
     """A parser that takes options by their full names alone."""
-
-
-def check_first_word(argv: Sequence[str]) -> None:
-    """Checks the verb of a command line, see `check_verb`."""
-    check_verb(argv, VERBS, "python train.py fit -c configs/transformer/tiny.yaml")
 
 
 def public_classes(package: str) -> list[str]:

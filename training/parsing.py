@@ -47,18 +47,17 @@ from training.arguments import (
     with_own_configs,
     without,
 )
-from training.errors import UserError, condense, suggest, with_options
+from training.errors import UserError, check_verb, condense, suggest, with_options
 from training.help import (
     DESCRIPTION,
+    EXAMPLE,
     VERB_DESCRIPTION,
     VERBS,
     TrainingParser,
-    check_first_word,
     public_classes,
 )
 from training.processes import is_later_rank
 
-SEED = 1234
 DEFAULT_MODEL = "lightning_models.TransformerLM"
 DEFAULT_DATA = "datamodules.PythonDocs"
 DEBUG_FLAG = "--debug"
@@ -126,7 +125,7 @@ class CheckpointParsing(LightningCLI):
             save_config_callback=SaveRunRecord,
             parser_class=TrainingParser,
             trainer_defaults=TRAINER_DEFAULTS,
-            seed_everything_default=SEED,
+            seed_everything_default=1234,
             parser_kwargs={
                 **settings,
                 "description": DESCRIPTION,
@@ -216,7 +215,7 @@ class CheckpointParsing(LightningCLI):
             self._parse_names(parser, args)
         except (ArgumentError, ValueError) as error:
             if self._runs:
-                check_first_word(args)  # options before the verb are refused with other words
+                check_verb(args, VERBS, EXAMPLE)  # which says that the verb comes first
             self._explain_class()
             if isinstance(error, ArgumentError):
                 message = with_options(condense(str(error)), parser, self._classes())

@@ -13,8 +13,8 @@ from callbacks import NonFiniteError
 from callbacks.hooks import AgreedEnd
 from training import listing
 from training.cli import LatentCLI
-from training.errors import LOST_LINE, LOST_PROCESS, explain, lost_process
-from training.help import check_first_word
+from training.errors import LOST_LINE, LOST_PROCESS, check_verb, explain, lost_process
+from training.help import EXAMPLE, VERBS
 from training.parsing import DEBUG_FLAG
 from training.processes import LostRankError, await_launched, code_without_report
 from training.run_folder import WaitedError
@@ -43,7 +43,7 @@ def main(args: list[str] | None = None) -> int:
                 Planner(argv[1:])
                 return 0
             if argv and not argv[0].startswith("-"):
-                check_first_word(argv)
+                check_verb(argv, VERBS, EXAMPLE)
             _execute(argv)
     except AgreedEnd as stop:
         return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
