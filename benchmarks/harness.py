@@ -11,13 +11,14 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
+from torch.utils import benchmark
 
 from lightning_models.runtime import choose_kernels
 
@@ -44,19 +45,26 @@ def compare(ours: Step, theirs: Step, rounds: int) -> TimeRatio:
     return TimeRatio(statistics.median(mine), statistics.median(others), statistics.median(ratios))
 
 
-def in_turn(runs: Sequence[Step], rounds: int) -> list[list[float]]:
+def in_turn(runs: Sequence[Step], rounds: int, *, cpu_time: bool = False) -> list[list[float]]:
     """Returns the seconds of each run in every round, one run after the other in a round.
 
     Other work on the machine then meets all of them alike. One more round comes first and is not
     counted.
+
+    Args:
+        runs: Called without arguments.
+        rounds: Number of counted rounds.
+        cpu_time: Count processor time, which other processes do not stretch.
     """
-    times = [[seconds(run) for run in runs] for _ in range(rounds + 1)]
+    times = [[seconds(run, cpu_time=cpu_time) for run in runs] for _ in range(rounds + 1)]
     return [list(counted) for counted in zip(*times[1:], strict=True)]
 
 
-def seconds(run: Step) -> float:
-    """Returns the wall time of one call, the device's queue included."""
-    timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+def seconds(run: Step, *, cpu_time: bool = False) -> float:
+    """Returns the wall time of one call, the device's queue included, or its processor time."""
+    clock = time.process_time if cpu_time else benchmark.timer
+    threads = torch.get_num_threads()
+    timer = benchmark.Timer("run()", timer=clock, globals={"run": run}, num_threads=threads)
     return timer.timeit(1).median
 
 

@@ -20,7 +20,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
 | ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |
 | ``PosteriorAnalysis`` | how latent vectors are inferred, and T_fast swept; added by hand |
-| ``RecallAnalysis`` | facts recalled by the sentences since; added by hand |
+| ``RecallAnalysis`` | answers within texts, by distance or level; added by hand |
 | ``StepAllocation`` | where a pondering model spends its steps; added by hand |
 | ``ThoughtTrace`` | thoughts along queries, next to the data's; added by hand |
 | ``TaskScores`` | scores on tasks of lm-evaluation-harness, every n steps; added by hand |

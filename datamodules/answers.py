@@ -106,15 +106,7 @@ class AnswerDataModule(TextDataModule):
                 training.
         """
         super().setup(stage)
-        lengths = {split: self._lengths(split) for split in SPLITS}
-        longest = int(lengths["train"].max(initial=0))
-        if longest > self.block_size and stage in (None, "fit"):
-            raise ValueError(
-                f"block_size={self.block_size} is too short: a question of the train split has "
-                f"{longest} tokens with its answer. Set block_size={longest} or above; rows are "
-                "only as wide as their split needs."
-            )
-        self._leave_out(lengths)
+        self._leave_out({split: self._lengths(split) for split in SPLITS}, stage)
 
     def _lengths(self, split: Split) -> np.ndarray:
         """Returns the tokens of each question with its answer, int64."""

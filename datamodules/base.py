@@ -234,16 +234,30 @@ class LanguageDataModule(TextCorpus):
 
     # Questions that are too long
 
-    def _leave_out(self, lengths: Mapping[Split, np.ndarray]) -> None:
+    def _leave_out(
+        self, lengths: Mapping[Split, np.ndarray], stage: str | None, cure: str = ""
+    ) -> None:
         """Leaves rows that are longer than block_size out of evaluation, and warns of them.
 
         Args:
             lengths: Tokens of each row (N,), of splits whose rows cannot be cut.
+            stage: See `setup`.
+            cure: More that helps in training, in words that go on after "block_size".
+
+        Raises:
+            ValueError: Such a row would be trained on.
         """
         too_long = {
             split: rows for split, rows in lengths.items() if (rows > self.block_size).any()
         }
         self._lengths_of_rows = too_long
+        if "train" in too_long and stage in (None, "fit"):
+            longest = too_long["train"].max()
+            raise ValueError(
+                f"block_size={self.block_size} is too short: a question of the train split has "
+                f"{longest} tokens with its answer. Set block_size={longest} or above{cure}; rows "
+                "are only as wide as they need."
+            )
         for split, rows in too_long.items():
             rank_zero_warn(
                 f"{self.left_out(split)} of {len(rows)} questions of the {split} split are longer "

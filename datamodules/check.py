@@ -22,29 +22,27 @@ import yaml
 from datamodules.hub import RowsWarning
 from datamodules.reasoning.module import ReasoningDataModule
 from datamodules.reasoning.preparation import ExampleStore, in_words
-from datamodules.store import SPLITS, Store, StoreError, verify_store
+from datamodules.store import SPLITS, Store, verify_store
 from lightning_models.recipe import build
 
 
-def find_stores(folder: Path) -> list[Path]:
-    """Returns the folder where it is a store, else the stores in it; unfinished ones are left out.
+def stores_in(folder: Path) -> list[Path]:
+    """Returns the stores in a folder; unfinished ones are left out.
 
     Raises:
         ValueError: There are none.
     """
-    if (folder / "meta.json").exists() or _is_name(folder):
-        return [folder]
     inner = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = [path for path in inner if path.is_dir() and _is_name(path)]
-    if not found:
+    stores = [path for path in inner if _is_named(path)]
+    if not stores:
         raise ValueError(
             f"{folder} is no text store, nor a folder of text stores. Name a store, or the "
             "cache_dir of the data."
         )
-    return found
+    return stores
 
 
-def _is_name(folder: Path) -> bool:
+def _is_named(folder: Path) -> bool:
     """Returns whether a folder is named as `store.fingerprint` names stores."""
     return re.fullmatch(r".+-[0-9a-f]{16}", folder.name) is not None and folder.is_dir()
 
@@ -97,23 +95,19 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a line a store or config; returns 0, or 2 if one is not as it should be."""
-    status = 0
-    for folder in build_parser().parse_args(argv).folders:
+    status, paths = 0, list(build_parser().parse_args(argv).folders)
+    while paths:
+        path = paths.pop(0)
         try:
-            if folder.suffix == ".yaml":
-                print(fetch(folder))
-                continue
-            stores = find_stores(folder)
+            if path.suffix == ".yaml":
+                print(fetch(path))
+            elif (path / "meta.json").exists() or _is_named(path):
+                print(check(path))
+            else:
+                paths = [*stores_in(path), *paths]
         except (ValueError, OSError, RowsWarning) as error:
             print(f"error: {error}", file=sys.stderr)
             status = 2
-            continue
-        for store in stores:
-            try:
-                print(check(store))
-            except (StoreError, OSError) as error:
-                print(f"error: {error}", file=sys.stderr)
-                status = 2
     return status
 
 

@@ -11,7 +11,7 @@ Two things that such a file leaves open are settled here (`special_tokens` has t
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def special_tokens_of(name: str, path: Path) -> SpecialTokens:
         ValueError: It is not UTF-8, or as in `JsonTokenizer`.
     """
     folder = path.parent if path.name == "tokenizer.json" else None
-    return find_special_tokens(name, _parsed(name, _read(name, path)), folder)
+    return find_special_tokens(name, _loaded(name, _read(name, path)), folder)
 
 
 class JsonTokenizer(Tokenizer):
@@ -64,22 +64,23 @@ class JsonTokenizer(Tokenizer):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         self.name = name
         self.json_text = json_text
-        data = _parsed(name, json_text)
-        legacy = legacy_special_tokens(data)
+        self._inner = inner = _loaded(name, json_text)
+        self._vocab: dict[str, int] = inner.get_vocab(with_added_tokens=True)
+        legacy = legacy_special_tokens(self._vocab)
         self.is_legacy = special is None or special == legacy
-        self.special = special = special or legacy or find_special_tokens(name, data)
-        check_special_tokens(name, data, special)
-        self._inner = self._build(json_text)
-        self._vocab: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
+        self.special = special = special or legacy or find_special_tokens(name, inner)
+        check_special_tokens(name, self._vocab, special)
+        self._keep_special_apart(inner)
         self.vocab_size = max(self._vocab.values()) + 1
         self.eos_id, *_ = self.stop_ids = tuple(self._vocab[text] for text in special.eos)
         self.text_bos_id = None if special.bos is None else self._vocab[special.bos]
-        kinds = {k for part in ("pre_tokenizer", "decoder") for k in _types(data.get(part))}
-        self._byte_level = "ByteLevel" in kinds
-        self._splits_at_spaces = "WhitespaceSplit" in kinds
-        self.exact_bytes = self._byte_level and _keeps_text(data)
+        steps = _steps(inner.pre_tokenizer)
+        types = {step["type"] for step in (*steps, *_steps(inner.decoder))}
+        self._byte_level = "ByteLevel" in types
+        self._splits_at_spaces = "WhitespaceSplit" in types
+        prefixed = any(step.get("add_prefix_space") for step in steps)
+        self.exact_bytes = self._byte_level and inner.normalizer is None and not prefixed
         self._spelled = self._find_spelled()
-        self._unk = _unknown_token(data["model"])
 
     @classmethod
     def from_file(cls, name: str, path: Path) -> "JsonTokenizer":
@@ -110,34 +111,30 @@ class JsonTokenizer(Tokenizer):
     def by_names(self) -> SpecialTokens | None:
         """The special tokens that the file alone gives, without configs; None where it has none."""
         try:
-            return find_special_tokens(self.name, _parsed(self.name, self.json_text))
+            return find_special_tokens(self.name, _loaded(self.name, self.json_text))
         except ValueError:
             return None
 
-    def _build(self, json_text: str) -> Any:
-        import tokenizers
-
-        try:
-            inner = tokenizers.Tokenizer.from_str(json_text)
-        except Exception as error:
-            raise _unreadable(self.name, error) from error
+    def _keep_special_apart(self, inner: Any) -> None:
+        """Has special tokens vanish from decoded text, and the text that spells them stay text."""
         # marks them special where the file did not; their ids stay. An ordinary piece, e.g. a line
         # end, that ends answers but not documents stays text.
         added = {token.content for token in inner.get_added_tokens_decoder().values()}
         eos, *stops = self.special.eos
         bos = [] if self.special.bos is None else [self.special.bos]
         inner.add_special_tokens([eos, *(text for text in stops if text in added), *bos])
-        inner.encode_special_tokens = True  # special-token text in documents is ordinary text
-        inner.no_padding()
-        inner.no_truncation()
-        return inner
+        inner.encode_special_tokens = True
 
     @cached_property
     def _continuing(self) -> Any:
         """The same tokenizer without a dummy prefix, for texts that continue another one."""
         data = json.loads(self.json_text)
         changed = _without_prefix(data)
-        return self._inner if changed == data else self._build(json.dumps(changed))
+        if changed == data:
+            return self._inner
+        inner = _loaded(self.name, json.dumps(changed))
+        self._keep_special_apart(inner)
+        return inner
 
     # Text to ids
 
@@ -156,37 +153,29 @@ class JsonTokenizer(Tokenizer):
         return [int(i) for i in self.measure_continuations([text])[0][0]]
 
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        if self.exact_bytes:
-            return super().encode_measured(texts)
-        return self._pairs(self._in_parts(texts, self._beginning))
+        return self._in_pairs(texts, continues=False)
 
     def measure_continuations(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return self._in_pairs(texts, continues=True)
+
+    def _in_pairs(
+        self, texts: Sequence[str], *, continues: bool
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns ids and the bytes that each covers; long texts are encoded in parts."""
         if self.exact_bytes:
             return super().encode_measured(texts)
-        continued = partial(self._measured, continues=True)
-        return self._pairs(self._in_parts(texts, self._beginning, continued))
-
-    def _beginning(self, texts: Sequence[str]) -> list[Row]:
-        return self._measured(texts, continues=False)
-
-    @staticmethod
-    def _pairs(rows: Sequence[Row]) -> list[tuple[np.ndarray, np.ndarray]]:
+        later = partial(self._measured, continues=False)
+        rows = self._in_parts(texts, later, partial(self._measured, continues=continues))
         return [(ids, sizes) for ids, sizes in rows]
 
     def _measured(self, texts: Sequence[str], *, continues: bool) -> list[Row]:
         """Returns ids and the bytes that each covers, of whole texts."""
-        parts = [self._parts(text, continues) for text in texts]
-        flat = [part for split in parts for part in split]
-        measured: list[Row] = [()] * len(flat)
-        for inner in {id(t): t for t in (self._inner, self._continuing)}.values():
-            which = [i for i, (_, reader) in enumerate(flat) if reader is inner]
-            rows = self._rows([flat[i][0] for i in which], inner)
-            for i, row in zip(which, rows, strict=True):
-                measured[i] = row
-        found = iter(measured)
-        return [
-            _joined([next(found) for _ in split], [part for part, _ in split]) for split in parts
-        ]
+        if not continues:
+            return self._rows(texts, self._inner)
+        heads = [self._before_prefixes.match(text).group() for text in texts]  # type: ignore[union-attr]
+        tails = [text[len(head) :] for head, text in zip(heads, texts, strict=True)]
+        rows = zip(self._rows(heads, self._continuing), self._rows(tails, self._inner), strict=True)
+        return list(map(_joined, rows, zip(heads, tails, strict=True)))
 
     def _rows(self, parts: Sequence[str], reader: Any) -> list[Row]:
         """Returns ids and bytes of parts; no text in them becomes a special token."""
@@ -202,14 +191,6 @@ class JsonTokenizer(Tokenizer):
                 rows.append((ids, covered_bytes(part, encoding.offsets)))
         return rows
 
-    def _parts(self, text: str, continues: bool) -> list[tuple[str, Any]]:
-        """Returns the parts in which a text is encoded, and the reader of each."""
-        if not continues:
-            return [(text, self._inner)]
-        head = self._before_prefixes.match(text).end()  # type: ignore[union-attr]
-        parts = [(text[:head], self._continuing)] if head or not text else []
-        return parts + ([(text[head:], self._inner)] if text[head:] else [])
-
     @cached_property
     def _before_prefixes(self) -> re.Pattern[str]:
         """Matches the beginning of a continued text up to where the next prefix is right again.
@@ -221,10 +202,10 @@ class JsonTokenizer(Tokenizer):
             return re.compile("(?s:.*)")
         if self._splits_at_spaces:
             return re.compile(r"\S*")
-        data = json.loads(self.json_text)
-        once = any(p.get("prepend_scheme") == "first" for p in _parts(data.get("pre_tokenizer")))
+        steps = _steps(self._inner.pre_tokenizer)
+        once = any(step.get("prepend_scheme") == "first" for step in steps)
         # normalisers see a text up to added tokens that are looked for before they act
-        early = "Prepend" in _types(data.get("normalizer"))
+        early = any(step["type"] == "Prepend" for step in _steps(self._inner.normalizer))
         added = [t.content for t in self._added if not once and not (early and t.normalized)]
         ends = "|".join([*map(re.escape, sorted(added, key=len, reverse=True)), r"\Z"])
         return re.compile(f"(?s:.*?)(?:{ends})")
@@ -243,9 +224,18 @@ class JsonTokenizer(Tokenizer):
                 for i, (a, b) in zip(encoding.ids, encoding.offsets, strict=True)
                 if i in self._spelled
                 and b - a > 1
-                and (i != self._unk[0] or text[a:b] == self._unk[1])
+                and (i != self._unknown[0] or text[a:b] == self._unknown[1])
             ]
         return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    @cached_property
+    def _unknown(self) -> tuple[int | None, str | None]:
+        """Id and text of the token for unknown characters, as far as the model has one."""
+        model = json.loads(self.json_text)["model"]
+        i, text = model.get("unk_id"), model.get("unk_token")
+        if i is not None:
+            return i, self._inner.id_to_token(i)
+        return (None, None) if text is None else (self._vocab.get(text), text)
 
     def _find_spelled(self) -> frozenset[int]:
         """Ids of special tokens that the model makes of ordinary text, as Unigram models do."""
@@ -299,11 +289,14 @@ class JsonTokenizer(Tokenizer):
     @cached_property
     def _independent_pieces(self) -> str | None:
         """All pieces of a vocabulary; None unless tokens can only influence what they touch."""
-        model = json.loads(self.json_text)["model"]
+        from tokenizers import models
+
+        model = self._inner.model
         by_place = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
-        is_unigram = model.get("type") == "Unigram"
-        is_bpe = model.get("type", "BPE" if "merges" in model else None) == "BPE"
-        if is_unigram or (is_bpe and not any(map(model.get, by_place))):
+        is_bpe = isinstance(model, models.BPE)
+        if isinstance(model, models.Unigram) or (
+            is_bpe and not any(getattr(model, key) for key in by_place)
+        ):
             return "\0".join(self._vocab)
         return None
 
@@ -378,9 +371,9 @@ class JsonTokenizer(Tokenizer):
 
     def _byte_counts(self) -> Sequence[int]:
         counts = [0] * self.vocab_size
-        count = _piece_counter(self._byte_level)
         for piece, i in self._vocab.items():
-            counts[i] = count(piece)
+            # each character of a byte-level piece stands for one byte
+            counts[i] = len(piece) if self._byte_level else _piece_bytes(piece)
         for i, added in self._inner.get_added_tokens_decoder().items():
             counts[i] = 0 if added.special else len(added.content.encode("utf-8"))
         return counts
@@ -411,26 +404,24 @@ def _read(name: str, path: Path) -> str:
         ) from error
 
 
-def _parsed(name: str, json_text: str) -> dict[str, Any]:
-    """Returns the parsed tokenizer.json.
+def _loaded(name: str, json_text: str) -> Any:
+    """Returns the tokenizer of the library, without padding and truncation.
 
     Raises:
-        ValueError: It is no JSON object.
+        ValueError: The library cannot read it.
     """
+    import tokenizers
+
     try:
-        data = json.loads(json_text)
-    except ValueError as error:
-        raise _unreadable(name, error) from error
-    if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
-        raise _unreadable(name, ValueError("it has no model"))
-    return data
-
-
-def _unreadable(name: str, error: Exception) -> ValueError:
-    return ValueError(
-        f"tokenizer={name!r} is not a readable tokenizer.json ({first_line(error)}). Save it again "
-        "with tokenizers.Tokenizer.save."
-    )
+        inner = tokenizers.Tokenizer.from_str(json_text)
+    except Exception as error:
+        raise ValueError(
+            f"tokenizer={name!r} is not a readable tokenizer.json ({first_line(error)}). Save it "
+            "again with tokenizers.Tokenizer.save."
+        ) from error
+    inner.no_padding()
+    inner.no_truncation()
+    return inner
 
 
 def _joined(rows: Sequence[Row], parts: Sequence[str]) -> Row:
@@ -470,21 +461,6 @@ def covered_bytes(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def _unknown_token(model: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """Returns the id and text of the token for unknown characters, as far as a model has one."""
-    vocab, text = model.get("vocab") or {}, model.get("unk_token")
-    if isinstance(vocab, dict):
-        return vocab.get(text), text
-    i = model.get("unk_id")
-    return (None, None) if i is None else (i, vocab[i][0])
-
-
-def _keeps_text(data: Mapping[str, Any]) -> bool:
-    """Whether neither a normaliser nor a dummy prefix changes the text."""
-    prefixed = [part for part in _parts(data.get("pre_tokenizer")) if part.get("add_prefix_space")]
-    return data.get("normalizer") is None and not prefixed
-
-
 def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a tokenizer.json that neither adds nor takes away spaces before a text."""
     changed = json.loads(json.dumps(data))
@@ -506,18 +482,11 @@ def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
     return dict(changed)
 
 
-def _piece_counter(is_byte_level: bool) -> Callable[[str], int]:
-    """Returns a function from a vocabulary piece to the UTF-8 bytes that it stands for."""
-    if is_byte_level:
-        return len  # each character of a piece stands for one byte
-
-    def count(piece: str) -> int:
-        """Returns the bytes that a piece of the vocabulary stands for."""
-        if _BYTE_PIECE.fullmatch(piece):
-            return 1
-        return len(piece.removeprefix("##").replace("\u2581", " ").encode("utf-8"))
-
-    return count
+def _piece_bytes(piece: str) -> int:
+    """Returns the bytes that a piece of a vocabulary of characters stands for."""
+    if _BYTE_PIECE.fullmatch(piece):
+        return 1
+    return len(piece.removeprefix("##").replace("\u2581", " ").encode("utf-8"))
 
 
 def _parts(part: Any) -> Iterator[dict[str, Any]]:
@@ -532,9 +501,9 @@ def _parts(part: Any) -> Iterator[dict[str, Any]]:
             yield from _parts(value)
 
 
-def _types(part: Any) -> Iterator[str]:
-    """Yields every ``"type"`` in a part of a tokenizer.json."""
-    return (found["type"] for found in _parts(part))
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """Returns the normaliser, pre-tokenizer or decoder of the library as JSON has its steps."""
+    return [] if part is None else list(_parts(json.loads(part.__getstate__())))
 
 
 # Tokenizers trained on the corpus

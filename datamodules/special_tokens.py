@@ -11,8 +11,6 @@ import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -61,52 +59,24 @@ class SpecialTokens:
         return {"bos": self.bos, "eos": list(self.eos)}
 
 
-class _Names:
-    """The token texts of a parsed tokenizer.json."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        added = data.get("added_tokens") or []
-        vocab = data.get("model", {}).get("vocab") or {}
-        ordinary = vocab if isinstance(vocab, dict) else {v[0]: i for i, v in enumerate(vocab)}
-        self.special = [token["content"] for token in added if token.get("special")]
-        self._ids = {**ordinary, **{token["content"]: token["id"] for token in added}}
-
-    def __contains__(self, text: object) -> bool:
-        return text in self._ids
-
-    @cached_property
-    def _texts(self) -> dict[int, str]:
-        return {i: text for text, i in self._ids.items()}
-
-    def known(self, values: Iterable[Any]) -> tuple[str, ...]:
-        """Returns the texts of the tokens that exist, given as ids, texts or AddedToken dicts."""
-        plain = [v.get("content") if isinstance(v, Mapping) else v for v in values]
-        texts = [self._texts.get(v) if isinstance(v, int) else v for v in plain]
-        return tuple(dict.fromkeys(t for t in texts if isinstance(t, str) and t in self))
-
-
-def legacy_special_tokens(data: Mapping[str, Any]) -> SpecialTokens | None:
+def legacy_special_tokens(vocab: Mapping[str, int]) -> SpecialTokens | None:
     """Returns the tokens that versions before special_tokens.json chose, by name alone."""
-    names = _Names(data)
-    eos = next((text for text in _EOS_CANDIDATES if text in names), None)
+    eos = next((text for text in _EOS_CANDIDATES if text in vocab), None)
     return None if eos is None else SpecialTokens(None, (eos,))
 
 
-def find_special_tokens(
-    name: str, data: Mapping[str, Any], folder: Path | None = None
-) -> SpecialTokens:
+def find_special_tokens(name: str, inner: Any, folder: Path | None = None) -> SpecialTokens:
     """Finds the special tokens of a tokenizer.json.
 
     Args:
         name: The tokenizer's name, for messages.
-        data: The parsed tokenizer.json.
+        inner: The ``tokenizers.Tokenizer`` as the file has it, without padding and truncation.
         folder: A folder that may hold the model's `CONFIGS`. Default: names alone decide.
 
     Raises:
         ValueError: No config names an end-of-text token and no well-known name is there, texts
             begin with several special tokens, or special_tokens.json is broken.
     """
-    names = _Names(data)
     configs = {} if folder is None else _configs(folder)
     saved = configs.get(SPECIAL_TOKENS_FILE)
     if saved is not None and {"bos", "eos"} <= saved.keys():
@@ -116,30 +86,40 @@ def find_special_tokens(
             raise ValueError(
                 f"{SPECIAL_TOKENS_FILE} of tokenizer={name!r} has {error} Mend or delete it."
             ) from error
-    eos = next((found for values in _eos_values(configs) if (found := names.known(values))), ())
+    vocab = inner.get_vocab(with_added_tokens=True)
+    texts = {i: text for text, i in vocab.items()}
+    eos = next((known for values in _eos_values(configs) if (known := _known(values, texts))), ())
     if not eos:
-        listed = [text for text in _EOS_CANDIDATES if text in names]
+        special = [t.content for t in inner.get_added_tokens_decoder().values() if t.special]
+        listed = [text for text in _EOS_CANDIDATES if text in vocab]
         # a special token first: "</s>" may be an HTML tag among the ordinary ones
-        eos = tuple(sorted(listed, key=lambda text: text not in names.special)[:1])
+        eos = tuple(sorted(listed, key=lambda text: text not in special)[:1])
     if not eos:
-        special = ", ".join(sorted(names.special)[:10])
-        more = f" and {len(names.special) - 10} more" if len(names.special) > 10 else ""
+        shown = ", ".join(sorted(special)[:10])
+        more = f" and {len(special) - 10} more" if len(special) > 10 else ""
         raise ValueError(
             f"tokenizer={name!r} has no end-of-text token: looked for "
-            f"{', '.join(_EOS_CANDIDATES)}; its special tokens are: {special or 'none'}{more}. Put "
+            f"{', '.join(_EOS_CANDIDATES)}; its special tokens are: {shown or 'none'}{more}. Put "
             "a tokenizer_config.json with eos_token next to it, or add one of those names to its "
             "added_tokens."
         )
-    bos = _leading_token(name, data, names)
+    bos = _leading_token(name, inner, texts)
     # where EOS begins texts too, the EOS of the document before does that
     return SpecialTokens(None if bos == eos[0] else bos, eos)
 
 
-def check_special_tokens(name: str, data: Mapping[str, Any], special: SpecialTokens) -> None:
+def _known(values: Iterable[Any], texts: Mapping[int, str]) -> tuple[str, ...]:
+    """Returns the texts of the tokens that exist, given as ids, texts or AddedToken dicts."""
+    plain = [v.get("content") if isinstance(v, Mapping) else v for v in values]
+    named = [texts.get(v) if isinstance(v, int) else v for v in plain]
+    existing = set(texts.values())
+    return tuple(dict.fromkeys(t for t in named if isinstance(t, str) and t in existing))
+
+
+def check_special_tokens(name: str, vocab: Mapping[str, int], special: SpecialTokens) -> None:
     """Raises a ValueError if the vocabulary of a tokenizer.json lacks a special token."""
-    names = _Names(data)
-    missing = [text for text in (special.bos, *special.eos) if text is not None]
-    missing = [text for text in missing if text not in names]
+    named = [text for text in (special.bos, *special.eos) if text is not None]
+    missing = [text for text in named if text not in vocab]
     if missing:
         listed = ", ".join(map(reprlib.repr, missing[:10]))
         raise ValueError(
@@ -186,25 +166,22 @@ def _eos_values(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[list[Any]]
         yield value if isinstance(value, list) else [value]
 
 
-def _leading_token(name: str, data: Mapping[str, Any], names: _Names) -> str | None:
+def _leading_token(name: str, inner: Any, texts: Mapping[int, str]) -> str | None:
     """Returns the special token that the post-processor puts before a text.
 
     Raises:
         ValueError: It puts several there, or one that the vocabulary lacks.
     """
-    post = data.get("post_processor")
-    leading: list[Any] = []
-    for part in post.get("processors", [post]) if isinstance(post, Mapping) else []:
-        if part.get("type") == "TemplateProcessing":
-            first = takewhile(lambda piece: "SpecialToken" in piece, part.get("single") or [])
-            kinds = [part.get("special_tokens", {}).get(p["SpecialToken"]["id"]) for p in first]
-            leading = [i for kind in kinds for i in (kind or {}).get("ids", [None])] + leading
-        elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
-            leading = [part["cls"][1], *leading]
-    known = names.known(leading)
-    if len(leading) > 1 or len(known) < len(leading):
+    # Some piece of the vocabulary: around a text without tokens the special tokens that begin it
+    # could not be told from those that end it.
+    encodings = map(inner.encode, texts.values())
+    encoding = next((one for one in encodings if not all(one.special_tokens_mask)), None)
+    if encoding is None:
+        return None
+    leading = encoding.ids[: encoding.special_tokens_mask.index(0)]
+    if len(leading) > 1 or not texts.keys() >= set(leading):
         raise ValueError(
             f"tokenizer={name!r} begins texts with the ids {leading}, where only one token of its "
             "vocabulary can begin a text. Change the post_processor of its tokenizer.json."
         )
-    return known[0] if known else None
+    return texts[leading[0]] if leading else None

@@ -13,16 +13,17 @@ VERSION = 1
 
 PEOPLE = (*NAMES["male"][:16], *NAMES["female"][:16])
 THINGS = ("ball", "book", "coin", "drum", "key", "lamp", "ring", "rope")
+LETTERS = "abcdefgh"
 STATED, ASKED, FILLER = "{} has the {}.", "{} gives the {}.", "It rains."
 
 
-def recall(length: int, draws: Draws) -> str:
+def recall(length: int, levels: int, draws: Draws) -> str:
     """Returns a text of ``length`` sentences that states facts, and asks for each once at most.
 
     "Anna has the coin." states that of the `THINGS`, drawn evenly, Anna has the coin; nothing else
     says so before "Anna gives the coin.", any number of sentences later. A question in four is
     about the latest fact, the others about any of those not asked for yet, so that distances are
-    short and long. A fifth of the sentences is filler.
+    short and long. A fifth of the sentences is filler. There are no levels.
     """
     people, sentences = draws.shuffled(PEOPLE), list[str]()
     open_facts: list[tuple[str, str]] = []
@@ -38,9 +39,26 @@ def recall(length: int, draws: Draws) -> str:
     return " ".join(sentences)
 
 
-Task = Literal["recall"]
-TASKS: dict[Task, Callable[[int, Draws], str]] = {"recall": recall}
-"""Writer of a text by its length."""
+def hops(length: int, levels: int, draws: Draws) -> str:
+    """Returns a text of a map of eight letters and ``length`` questions of 1 to ``levels`` hops.
+
+    "Map ac ce ea ..." says that a is followed by c, and c by e, in one cycle of all letters, in
+    random order. The question "a2" has the answer "e": two hops from a. Each word is one token, so
+    the text has 9 + 2 * length of them, and an answer has to be found within one token, the
+    question's.
+    """
+    cycle = draws.shuffled(LETTERS)
+    follows = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+    words = ["Map", *draws.shuffled([letter + follows[letter] for letter in LETTERS])]
+    for _ in range(length):
+        start, count = draws.below(len(cycle)), draws.between(1, levels)
+        words += [f"{cycle[start]}{count}", cycle[(start + count) % len(cycle)]]
+    return " ".join(words)
+
+
+Task = Literal["recall", "hops"]
+TASKS: dict[Task, Callable[[int, int, Draws], str]] = {"recall": recall, "hops": hops}
+"""Writer of a text by its length and the highest level of its questions."""
 
 
 class SyntheticText(TextDataModule):
@@ -50,6 +68,7 @@ class SyntheticText(TextDataModule):
     task    text
     ======  ==========================================================================
     recall  facts stated once and asked for many sentences later (memory), see `recall`
+    hops    questions that take a known number of look-ups (depth), see `hops`
     ======  ==========================================================================
 
     The splits have sizes of their own: `val_fraction` and `test_fraction` have no effect. Nothing
@@ -57,13 +76,15 @@ class SyntheticText(TextDataModule):
 
     Args:
         task: What the texts are about.
-        length: Sentences of a training text.
-        held_out_length: The same of the other texts; null: as in training.
+        length: Sentences, or questions, of a training text.
+        held_out_length: The same of the other texts. By default as in training.
+        levels: Highest level of a question in training, up to 7 hops.
+        held_out_levels: The same of the other texts. By default as in training.
         train_documents: Training texts.
         val_documents: Validation texts; 0: no such split.
         test_documents: Test texts; 0: no such split.
         document_seed: Seed of the texts, non-negative; text i of a split is a pure function of
-            (task, document_seed, split, i) and of the length.
+            (task, document_seed, split, i), of the length and the levels.
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -78,6 +99,8 @@ class SyntheticText(TextDataModule):
         task: Task = "recall",
         length: int = 40,
         held_out_length: int | None = None,
+        levels: int = 4,
+        held_out_levels: int | None = None,
         train_documents: int = 10_000,
         val_documents: int = 200,
         test_documents: int = 400,
@@ -89,10 +112,14 @@ class SyntheticText(TextDataModule):
         problems += outside(1, train_documents=train_documents)
         sizes = {"val_documents": val_documents, "test_documents": test_documents}
         problems += outside(0, **sizes, document_seed=document_seed)
-        refuse(problems + outside(2, length=length, held_out_length=held_out_length))
+        problems += outside(2, length=length, held_out_length=held_out_length)
+        most = len(LETTERS) - 1
+        refuse(problems + outside(1, most, levels=levels, held_out_levels=held_out_levels))
         self._task, self._document_seed = task, document_seed
         held_out = length if held_out_length is None else held_out_length
         self._lengths: dict[Split, int] = {"train": length, "val": held_out, "test": held_out}
+        self._levels = dict.fromkeys(SPLITS, levels if held_out_levels is None else held_out_levels)
+        self._levels["train"] = levels
         counts = (train_documents, val_documents, test_documents)
         self._sizes: dict[Split, int] = dict(zip(SPLITS, counts, strict=True))
 
@@ -106,7 +133,7 @@ class SyntheticText(TextDataModule):
         return f"Set {split}_documents above 0."
 
     def documents(self, split: Split) -> Iterator[str]:
-        write, length = TASKS[self._task], self._lengths[split]
+        write, length, levels = TASKS[self._task], self._lengths[split], self._levels[split]
         for index in range(self._sizes[split]):
             draws = Draws(f"{self._task}/{self._document_seed}/{split}/{index}")
-            yield write(length, draws)
+            yield write(length, levels, draws)

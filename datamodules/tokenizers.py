@@ -27,34 +27,12 @@ from typing import Any, Literal
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.json_tokenizer import MIN_BPE_ENTRIES, JsonTokenizer, bpe_size, train_bpe
+from datamodules.json_tokenizer import JsonTokenizer, bpe_size
+from datamodules.json_tokenizer import train_bpe as train_bpe
 from datamodules.long_texts import sure_cuts
-from datamodules.special_tokens import CONFIGS, EOS_TEXT, SpecialTokens
+from datamodules.special_tokens import CONFIGS, SpecialTokens
 from datamodules.tokenizer_base import Tokenizer, TokenizerUnavailableError, first_line
 from lightning_models.atomic_files import write_whole
-
-__all__ = [
-    "EOS_TEXT",
-    "MIN_BPE_ENTRIES",
-    "BytesTokenizer",
-    "JsonTokenizer",
-    "SpecialTokens",
-    "TiktokenTokenizer",
-    "Tokenizer",
-    "TokenizerSpec",
-    "TokenizerUnavailableError",
-    "bpe_size",
-    "check_vocab_size",
-    "file_at_hand",
-    "first_line",
-    "keep_tokenizer",
-    "load_tokenizer",
-    "parse_tokenizer",
-    "refuse_other_special_tokens",
-    "tokenizer_from_state",
-    "train_bpe",
-    "with_other_special_tokens",
-]
 
 
 class BytesTokenizer(Tokenizer):
@@ -382,13 +360,27 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
         ValueError: `state` has another ``kind`` than bytes, tiktoken, json or sentences, or lacks
             what that kind has.
     """
+    kind = state.get("kind")
     try:
-        return _from_state(state)
+        if kind == "bytes":
+            return BytesTokenizer()
+        if kind == "tiktoken":
+            return TiktokenTokenizer(state["name"])
+        if kind == "json":
+            saved = state.get("special")  # older checkpoints have none
+            special = None if saved is None else SpecialTokens.from_state(saved)
+            return JsonTokenizer(state["name"], state["json"], special)
+        if kind == "sentences":
+            from datamodules.sentences.tokenizer import SentenceTokenizer
+
+            return SentenceTokenizer.from_state(state)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"tokenizer state of kind {state.get('kind')!r} is broken ({error}); take another "
-            "checkpoint."
+            f"tokenizer state of kind {kind!r} is broken ({error}); take another checkpoint."
         ) from error
+    raise ValueError(
+        f"tokenizer state has kind={kind!r}; known are bytes, tiktoken, json and sentences."
+    )
 
 
 def with_other_special_tokens(state: Mapping[str, Any], used: Tokenizer) -> JsonTokenizer | None:
@@ -444,22 +436,3 @@ def keep_tokenizer(tokenizer: JsonTokenizer, cache_dir: Path) -> Path:
     for file, text in reversed(files.items()):  # tokenizer.json is there last
         write_whole(folder / file, text)
     return folder / "tokenizer.json"
-
-
-def _from_state(state: Mapping[str, Any]) -> Tokenizer:
-    kind = state.get("kind")
-    if kind == "bytes":
-        return BytesTokenizer()
-    if kind == "tiktoken":
-        return TiktokenTokenizer(state["name"])
-    if kind == "json":
-        saved = state.get("special")  # older checkpoints have none
-        special = None if saved is None else SpecialTokens.from_state(saved)
-        return JsonTokenizer(state["name"], state["json"], special)
-    if kind == "sentences":
-        from datamodules.sentences.tokenizer import SentenceTokenizer
-
-        return SentenceTokenizer.from_state(state)
-    raise ValueError(
-        f"tokenizer state has kind={kind!r}; known are bytes, tiktoken, json and sentences."
-    )

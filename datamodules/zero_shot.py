@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from datamodules import detokenizers
+from datamodules.base import none_of, refuse
 from datamodules.detokenizers import Detokenizer
 from datamodules.files import expand, format_of
 from datamodules.hub import CONVERSION, HubFiles, check_revision
@@ -78,15 +79,6 @@ class ZeroShotSet:
         """What your copy may be, in words."""
         lines = "one document a line" if self.by_line else "one document a file"
         return f"jsonl or parquet with a field {self.text_field!r} or 'text', or txt, {lines}"
-
-    @property
-    def identity(self) -> dict[str, str | int]:
-        """What decides, next to the rows, which text is stored, for the fingerprint."""
-        return {
-            "detokenizer": self.detokenizer.__name__,
-            "detokenizer_version": detokenizers.VERSION,
-            "ending": self.ending,
-        }
 
 
 def _papers(repository: str) -> ZeroShotSet:
@@ -145,17 +137,6 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
 """The sets by name, in the order of the table's columns."""
 
 
-def zero_shot_set(name: str) -> ZeroShotSet:
-    """Returns the set of that name.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if name not in ZERO_SHOT_SETS:
-        raise ValueError(f"set_name={name!r} must be one of {', '.join(ZERO_SHOT_SETS)}.")
-    return ZERO_SHOT_SETS[name]
-
-
 class ZeroShotText(TextDataModule):
     """A set of Table 1 of the Latent-Thought paper: scored, never trained on.
 
@@ -187,7 +168,8 @@ class ZeroShotText(TextDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._set_name, self._set = set_name, zero_shot_set(set_name)
+        refuse(none_of(tuple(ZERO_SHOT_SETS), set_name=set_name))
+        self._set_name, self._set = set_name, ZERO_SHOT_SETS[set_name]
         self._name = f"{type(self).__name__} ({set_name})"
         self._data_files = data_files
         own = [self._set.text_field, "text"] if text_field is None else [text_field]
@@ -254,7 +236,9 @@ class ZeroShotText(TextDataModule):
             "corpus": type(self).__name__,
             "set": self._set_name,
             "fields": self._fields,
-            **self._set.identity,
+            "detokenizer": self._set.detokenizer.__name__,
+            "detokenizer_version": detokenizers.VERSION,
+            "ending": self._set.ending,
             **origin,
         }
 

@@ -14,9 +14,8 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 
-from datamodules.special_tokens import SPECIAL_TOKENS_FILE
+from datamodules.special_tokens import EOS_TEXT, SPECIAL_TOKENS_FILE
 from datamodules.tokenizers import (
-    EOS_TEXT,
     BytesTokenizer,
     JsonTokenizer,
     TiktokenTokenizer,

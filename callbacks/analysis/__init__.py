@@ -9,7 +9,7 @@ file               what it holds
 ``forks``          ``ForkAnalysis``, of Thoughtbubbles
 ``gates``          ``GateAnalysis``, of Thought Gestalt
 ``posterior``      ``PosteriorAnalysis``, of Latent-Thought Language Models
-``recall``         ``RecallAnalysis``, of models that read sentences
+``recall``         ``RecallAnalysis``, of models that read sentences or windows
 ``steps``          ``StepAllocation``, of PonderLM; Jacobi iterations are in ``convergence``, and
                    steps within words in ``words``
 ``thought_trace``  ``ThoughtTrace``, of Thinking States

@@ -1,6 +1,8 @@
-"""How well a model recalls what a text has stated once, by the distance in sentences."""
+"""How often the answers within a text are predicted, by distance or by difficulty."""
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
@@ -17,18 +19,23 @@ from callbacks.analysis.report import (
     draw_lines,
     finish,
     panels,
+    shades,
 )
 from callbacks.analysis.token_text import PART, pieces
+from callbacks.dials import dialled, has_dial
 
 FIRST_AND_LAST_WORD = r"(?P<key>\w+).*\b(?P<answer>\w+)"
 
 
 class RecallAnalysis(Analysis):
-    """Shows how well facts are recalled by the number of sentences since they were stated.
+    """Shows how many answers within texts are predicted, by distance or by level.
 
-    A sentence that ``pattern`` matches is about its ``key``. The first one in a document states a
-    fact; in every later one with this key the ``answer`` is a question, at a distance of as many
-    sentences. It is right if every token of it is the most likely one.
+    Every match of ``pattern`` may be a question, whose ``answer`` is right if every token of it is
+    the most likely one. Questions are grouped in one of two ways:
+
+    - ``key``, in models that read sentences: the first sentence of a document about a key states a
+      fact; each later one is a question, at a distance of as many sentences.
+    - ``level``, in models that read windows: a number in the text says how hard the question is.
 
     Scalars are ``recall/accuracy`` and ``recall/nats`` (of an answer, all its tokens) over all
     questions, and with a memory of M sentences ``recall/within_memory`` and
@@ -40,11 +47,15 @@ class RecallAnalysis(Analysis):
         num_batches: Number of validation batches to analyse.
         every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
             of the verb validate.
-        pattern: Regular expression with the groups ``key`` and ``answer``, searched for in the text
-            of each sentence. By default these are the first and the last word.
+        pattern: Regular expression with the groups ``answer`` and either ``key`` or ``level``. It
+            is searched for in the text of each sentence (``key``), or everywhere in a window. By
+            default the first and the last word of a sentence are its key and answer.
+        dial: Field of the model's config, e.g. ``thinking_steps``: the answers are also predicted
+            with each of ``values`` (table ``dial``). Models without this field are not varied.
+        values: Values of ``dial``.
 
     Raises:
-        ValueError: If the pattern is none, or lacks a group.
+        ValueError: If the pattern is none or lacks a group, or ``dial`` has no ``values``.
     """
 
     tag = "recall"
@@ -57,32 +68,67 @@ class RecallAnalysis(Analysis):
         num_batches: int = 4,
         every_n_validations: int = 1,
         pattern: str = FIRST_AND_LAST_WORD,
+        dial: str | None = None,
+        values: Sequence[int] = (),
     ) -> None:
         super().__init__(every_n_validations, num_batches, output)
         try:
             self._pattern = re.compile(pattern, re.DOTALL)
         except re.error as error:
             raise ValueError(f"pattern ({pattern}) is no regular expression: {error}") from error
-        if missing := {"key", "answer"} - self._pattern.groupindex.keys():
+        groups = self._pattern.groupindex.keys()
+        missing = {"answer"} - groups or ({"key"} if not groups & {"key", "level"} else set())
+        if missing:
             raise ValueError(
                 f"pattern ({pattern}) must have a group (?P<{min(missing)}>...), as in "
                 f"{FIRST_AND_LAST_WORD}"
             )
+        if (dial is None) != (not values):
+            raise ValueError(f"dial ({dial}) and values ({list(values)}) go together; set both")
+        self._by = "level" if "level" in groups else "distance"
+        self._dial, self._values = dial, tuple(values)
 
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        if "lengths" not in batch:
+        if self._by == "distance" and "lengths" not in batch:
             raise NothingToAnalyseError(
-                f"{type(pl_module).__name__} reads no sentences, so there is nothing to analyse"
+                f"{type(pl_module).__name__} reads no sentences, so there is nothing to analyse; a "
+                "pattern with (?P<level>...) finds questions in windows"
             )
+        if self._by == "level" and "targets" not in batch:
+            raise NothingToAnalyseError(f"{type(pl_module).__name__} reads no text")
+        questions = self._distances if self._by == "distance" else self._levels
+        asked = list(questions(tokenizer, batch))
+        if asked:
+            findings.add("questions", self._answers(pl_module, batch, asked))
+        if asked and self._dial is not None and has_dial(pl_module, self._dial):
+            for value in self._values:
+                lines = self._answers(pl_module, batch, asked, value)
+                findings.add("dial", [{self._dial: value, **line} for line in lines])
+
+    def _answers(
+        self,
+        pl_module: Any,
+        batch: dict[str, Any],
+        asked: list[tuple[int, Any]],
+        value: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Returns a line for each question, predicted with a value of the dial."""
         recorder = Recorder("greedy")
-        scores = pl_module.recorded(batch, **recorder.consumers())
-        greedy = recorder.latest("greedy")["greedy"].cpu().numpy()  # (B, S, U)
-        nats = -as_float64(scores.log_prob)  # (B, S, U)
+        with nullcontext() if value is None else dialled(pl_module, str(self._dial), value):
+            scores = pl_module.recorded(batch, **recorder.consumers())
+        greedy = recorder.latest("greedy")["greedy"].cpu().numpy()  # shape of the targets
+        nats = -as_float64(scores.log_prob)
+        return [
+            {self._by: group, "right": bool(greedy[slots].all()), "nats": float(nats[slots].sum())}
+            for group, slots in asked
+        ]
+
+    def _distances(self, tokenizer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+        """Yields the distance of each question in a batch of sentences, and its answer's slots."""
         tokens = batch["tokens"].cpu().numpy()
         words = batch["lexical"].sum(dim=-1).cpu().numpy()  # (B, S), words of each sentence
-        lines = []
         for row in range(len(tokens)):
             stated: dict[str, int] = {}
             for sentence in np.flatnonzero(words[row]):
@@ -92,27 +138,39 @@ class RecallAnalysis(Analysis):
                 match = self._pattern.search("".join(texts))
                 if match is None:
                     continue
-                key = match["key"]
-                if key not in stated:
-                    stated[key] = int(sentence)
-                    continue
-                slots = row, sentence, _covering(texts, *match.span("answer"))
-                line = {"distance": int(sentence) - stated[key], "right": bool(greedy[slots].all())}
-                lines.append({**line, "nats": float(nats[slots].sum())})
-        if lines:
-            findings.add("questions", lines)
+                if (key := match["key"]) in stated:
+                    slots = row, sentence, _covering(texts, *match.span("answer"))
+                    yield int(sentence) - stated[key], slots
+                stated.setdefault(key, int(sentence))
+
+    def _levels(self, tokenizer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+        """Yields the level of each question in a batch of windows, and the slots of its answer."""
+        tokens, targets = batch["tokens"].cpu().numpy(), batch["targets"].cpu().numpy()  # (B, T)
+        for row, ids in enumerate(targets):
+            length = int((ids >= 0).sum())  # padding has no target
+            # slot t predicts target t, so that the first token of a window belongs to no answer
+            texts = _texts(tokenizer, [tokens[row, 0], *ids[:length]], begins=False)
+            for match in self._pattern.finditer("".join(texts)):
+                slots = _covering(texts, *match.span("answer")) - 1
+                if (slots >= 0).all():
+                    yield int(match["level"]), (row, slots)
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         questions = findings["questions"]
         accuracy = questions["right"].mean()
         scalars = {"recall/accuracy": accuracy, "recall/nats": questions["nats"].mean()}
         memory = getattr(pl_module.config, "memory_size", None)
-        if memory is not None:
+        if memory is not None and self._by == "distance":
             within = questions["distance"] <= memory
             scalars["recall/within_memory"] = questions["right"][within].mean()
             scalars["recall/beyond_memory"] = questions["right"][~within].mean()
-        tables = {"distance": by_distance(questions)}
-        return AnalysisReport(scalars=scalars, tables=tables, figures=FIGURES)
+        tables = {self._by: accuracies(questions, [self._by])}
+        figures = {self._by: FIGURES[self._by]}
+        if "dial" in findings:
+            assert self._dial is not None
+            tables["dial"] = accuracies(findings["dial"], [self._dial, self._by])
+            figures["dial"] = FIGURES["dial"]
+        return AnalysisReport(scalars=scalars, tables=tables, figures=figures)
 
 
 def _texts(tokenizer: Any, ids: list[int], *, begins: bool) -> list[str]:
@@ -129,13 +187,14 @@ def _covering(texts: list[str], start: int, stop: int) -> np.ndarray:
     return np.flatnonzero((begins < stop) & (ends > start))
 
 
-def by_distance(questions: pd.DataFrame) -> pd.DataFrame:
-    """Returns ``distance`` in sentences, ``questions``, ``accuracy``, mean ``nats`` of an answer.
+def accuracies(questions: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Returns the columns ``by``, ``questions``, ``accuracy`` and mean ``nats`` of an answer.
 
     Args:
-        questions: Lines with ``distance``, ``right`` and ``nats``.
+        questions: Lines with the columns ``by``, ``right`` and ``nats``.
+        by: Columns that lines are grouped by.
     """
-    grouped = questions.groupby("distance")
+    grouped = questions.groupby(by)
     table = grouped[["right", "nats"]].mean().rename(columns={"right": "accuracy"})
     table.insert(0, "questions", grouped.size())
     return table.reset_index()
@@ -143,13 +202,39 @@ def by_distance(questions: pd.DataFrame) -> pd.DataFrame:
 
 def distance_figure(tables: Tables) -> Any:
     """Draws the accuracy of recalled answers over the sentences since their facts."""
-    table = tables["distance"]
+    return _accuracy_figure(tables["distance"], "sentences since the fact was stated")
+
+
+def level_figure(tables: Tables) -> Any:
+    """Draws the accuracy of answers over the level of their questions."""
+    return _accuracy_figure(tables["level"], "level of the question")
+
+
+def dial_figure(tables: Tables) -> Any:
+    """Draws the accuracy of answers over the values of a dial, a line for each level."""
+    table = tables["dial"]
+    dial, by = table.columns[:2]
+    wide = table.pivot_table(index=dial, columns=by, values="accuracy").reset_index()
+    levels = [column for column in wide.columns if column != dial]
     figure, (ax,) = panels(6.4, 3.6, 1)
-    draw_lines(ax, table, "distance", {"accuracy": (None, BLUE)})
-    ax.axhline(table["accuracy"].mean(), color=GREY, linewidth=0.8)
+    for level, shade in zip(levels, shades(len(levels)), strict=True):
+        draw_lines(ax, wide, dial, {level: (f"{by} {level}", shade)})
     ax.set_ylim(-0.02, 1.02)
-    finish(ax, "sentences since the fact was stated", "share of right answers", whole=True)
+    finish(ax, dial.replace("_", " "), "share of right answers", whole=True)
     return figure
 
 
-FIGURES: dict[str, Draw] = {"distance": distance_figure}
+def _accuracy_figure(table: pd.DataFrame, label: str) -> Any:
+    figure, (ax,) = panels(6.4, 3.6, 1)
+    draw_lines(ax, table, table.columns[0], {"accuracy": (None, BLUE)})
+    ax.axhline(table["accuracy"].mean(), color=GREY, linewidth=0.8)
+    ax.set_ylim(-0.02, 1.02)
+    finish(ax, label, "share of right answers", whole=True)
+    return figure
+
+
+FIGURES: dict[str, Draw] = {
+    "distance": distance_figure,
+    "level": level_figure,
+    "dial": dial_figure,
+}

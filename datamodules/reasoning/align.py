@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from datamodules.files import expand
 from datamodules.reasoning.examples import Example
-from datamodules.reasoning.gsm8k import CURE, Solved, check_format, read_all, solved
+from datamodules.reasoning.gsm8k import CURE, Solved, check_format, read_solved, solved
 from datamodules.reasoning.placement import Placing, counts_of
 from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig, place_steps
 from datamodules.word_problems import REPOSITORY, GSM8KName, fetch_problems
@@ -175,7 +175,7 @@ def _problems(settings: Namespace) -> Iterator[Solved]:
         paths = expand(settings.files)
         for path in paths:
             check_format(path)
-        problems = read_all(paths, "files")
+        problems = read_solved(paths, "files")
     return islice(problems, settings.limit)
 
 

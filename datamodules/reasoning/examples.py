@@ -19,7 +19,7 @@ Steps of one chunk are joined by the model, with a separator token of its own.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
 
@@ -72,12 +72,8 @@ class Example:
         Raises:
             ValueError: There are not as many markers as steps.
         """
-        parts = marked.split(marker)
-        ends, place = [], 0
-        for part in parts[:-1]:
-            place += len(part)
-            ends.append(place)
-        return cls("".join(parts), tuple(steps), tuple(ends), answer, group)
+        query, markers = marked.replace(marker, ""), offsets(marked, marker)
+        return cls(query, tuple(steps), markers, answer, group)
 
     def marked(self, marker: str = MARKER) -> str:
         """Returns the query with its markers."""
@@ -91,6 +87,11 @@ class Example:
         """Returns the example with a text before its query."""
         markers = tuple(place + len(text) for place in self.markers)
         return replace(self, query=text + self.query, markers=markers)
+
+
+def offsets(marked: str, marker: str = MARKER) -> tuple[int, ...]:
+    """Returns where the markers of a marked text stand in the text without them."""
+    return tuple(accumulate(map(len, marked.split(marker)[:-1])))
 
 
 # ---- the token of each step

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -28,7 +27,7 @@ from datamodules.hub import check_revision
 from datamodules.local_corpora import FILE_KEYS, identify
 from datamodules.numbers import same_number
 from datamodules.readers import read_lines, read_rows
-from datamodules.reasoning.examples import MARKER, Example
+from datamodules.reasoning.examples import MARKER, Example, offsets
 from datamodules.reasoning.module import FileSplits, ReasoningDataModule
 from datamodules.reasoning.placement import At, Placing, counts_of
 from datamodules.store import Split
@@ -86,23 +85,24 @@ def solved(problem: Problem) -> Solved:
     return Solved(problem.question, steps, answer)
 
 
-def read_solved(path: Path, key: str) -> Iterator[Solved]:
-    """Yields the problems of a file.
+def read_solved(paths: Iterable[Path], key: str) -> Iterator[Solved]:
+    """Yields the problems of files.
 
     Args:
-        path: jsonl as GSM8K has it, or txt as GSM8K-Aug has it, a problem a line: ``question||
+        paths: jsonl as GSM8K has it, or txt as GSM8K-Aug has it, a problem a line: ``question||
             <<expr=value>> <<expr=value>> #### value``; both also as .gz and .zst.
-        key: The option that names it, for messages.
+        key: The option that names them, for messages.
 
     Raises:
-        ValueError: The file is missing or empty, or a line is not such a problem.
+        ValueError: A file is missing or empty, or a line is not such a problem.
     """
-    if not path.is_file():
-        raise ValueError(f"{key} ({path}): there is no such file")
-    if check_format(path) == "jsonl":
-        yield from map(solved, read_problems(path, key).rows)
-    else:
-        yield from _read_augmented(path, key)
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"{key} ({path}): there is no such file")
+        if check_format(path) == "jsonl":
+            yield from map(solved, read_problems(path, key).rows)
+        else:
+            yield from _read_augmented(path, key)
 
 
 def check_format(path: Path) -> str:
@@ -140,12 +140,6 @@ def _augmented(line: str, where: str) -> Solved:
     return solved(Problem(question.strip(), solution))
 
 
-def read_all(paths: Iterable[Path], key: str) -> Iterator[Solved]:
-    """Yields the problems of several files; see `read_solved`."""
-    for path in paths:
-        yield from read_solved(path, key)
-
-
 CURE = "Pass your copy with data.data_files=train.jsonl and data.test_files=test.jsonl"
 
 
@@ -169,26 +163,18 @@ class MarkedProblems:
         self.counts: Counter[str] = Counter()
         self._markers: dict[str, tuple[int, ...]] = {}
         for where, row in read_rows(path):
-            self._add(row, where)
-
-    def _add(self, row: Any, where: str) -> None:
-        marked, steps = fields_of(row, where)
-        self.counts["aligned file: lines"] += 1
-        markers = offsets(marked)
-        if len(markers) != len(steps):
-            self.counts["aligned file: lines with another number of markers than steps"] += 1
-            return
-        problem = Solved(marked.replace(MARKER, ""), steps, "")
-        self._markers.setdefault(problem.identity, markers)
+            marked, steps = fields_of(row, where)
+            self.counts["aligned file: lines"] += 1
+            markers = offsets(marked)
+            if len(markers) == len(steps):
+                problem = Solved(marked.replace(MARKER, ""), steps, "")
+                self._markers.setdefault(problem.identity, markers)
+            else:
+                self.counts["aligned file: lines with another number of markers than steps"] += 1
 
     def find(self, problem: Solved) -> tuple[int, ...] | None:
         """Returns the markers' offsets in a problem's question; None where the file has none."""
         return self._markers.get(problem.identity)
-
-
-def offsets(marked: str) -> tuple[int, ...]:
-    """Returns where the markers of a marked text stand in the text without them."""
-    return tuple(accumulate(map(len, marked.split(MARKER)[:-1])))
 
 
 def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
@@ -336,7 +322,7 @@ class ReasoningGSM8K(ReasoningDataModule):
 
     def _read(self, split: Split) -> Iterable[Solved]:
         if self._splits.has_files:
-            return read_all(self._splits.files[split], FILE_KEYS[split])
+            return read_solved(self._splits.files[split], FILE_KEYS[split])
         return map(solved, self._hub[split].rows)
 
     # Examples

@@ -309,20 +309,12 @@ class ReasoningDataModule(LanguageDataModule):
             ValueError: It is missing or damaged, or block_size is too short for a row of training.
         """
         super().setup(stage)
-        longest = {split: self._store.longest(split) for split in SPLITS}
-        if longest["train"] > self.block_size and stage in (None, "fit"):
-            raise ValueError(
-                f"block_size={self.block_size} is too short: an example of the train split has "
-                f"{longest['train']} tokens with its steps and its answer. Set "
-                f"block_size={longest['train']} or above or max_length, to leave out such "
-                "examples; batches are only as wide as they need."
-            )
         lengths = {
             split: self.stored(split).row_lengths(self.wording())
-            for split, tokens in longest.items()
-            if tokens > self.block_size
+            for split in SPLITS
+            if self._store.longest(split) > self.block_size
         }
-        self._leave_out(lengths)
+        self._leave_out(lengths, stage, ", or max_length to leave out longer ones")
 
     @cached_property
     def _store(self) -> ExampleStore:

@@ -27,8 +27,8 @@ from typing import Any
 
 from datamodules.journals import append_durably, only_writer
 from datamodules.readers import parse_json
-from datamodules.reasoning.examples import MARKER, Example
-from datamodules.reasoning.gsm8k import Solved, fields_of, offsets
+from datamodules.reasoning.examples import MARKER, Example, offsets
+from datamodules.reasoning.gsm8k import Solved, fields_of
 
 # ---- what is asked
 

@@ -1,5 +1,6 @@
 """Facts and questions of sentences, and what is right about them."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pandas as pd
@@ -8,7 +9,7 @@ import torch
 
 from callbacks import RecallAnalysis
 from callbacks.analysis.base import Findings
-from callbacks.analysis.recall import by_distance
+from callbacks.analysis.recall import accuracies
 from datamodules.sentences.batches import grid_batch
 from lightning_models.layers import record, recording
 from lightning_models.outputs import Scores
@@ -78,9 +79,9 @@ def test_scalars_part_questions_at_the_memorys_end():
     }
 
 
-def test_by_distance():
+def test_accuracies_are_means_over_the_questions_of_a_distance():
     lines = {"distance": [2, 1, 2], "right": [True, False, False], "nats": [1.0, 2.0, 3.0]}
-    table = by_distance(pd.DataFrame(lines))
+    table = accuracies(pd.DataFrame(lines), ["distance"])
     assert table.to_dict("list") == {
         "distance": [1, 2],
         "questions": [1, 2],
@@ -93,3 +94,66 @@ def test_by_distance():
 def test_a_pattern_that_finds_no_answers_is_refused(pattern, word):
     with pytest.raises(ValueError, match=word):
         RecallAnalysis(pattern=pattern)
+
+
+# ---- windows
+
+LEVELS = r"(?P<level>\d)(?P<answer>[A-Z]+)\."
+
+
+@dataclass(frozen=True)
+class Depth:
+    """A config with a dial."""
+
+    thinking_steps: int = 1
+
+
+class Deep(torch.nn.Module):
+    """A model of windows that finds an answer's letters unlikely until it thinks long enough."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = Depth()
+
+    def recorded(self, batch, **consumers):
+        level = batch["level"]  # of the answer that each target belongs to, 0 for others
+        greedy = level <= self.config.thinking_steps
+        with recording(**consumers):
+            record("greedy", greedy=greedy)
+        return Scores(-level.double(), torch.zeros(2), torch.ones(2), "exact")
+
+
+def windows():
+    """Two rows, of which the first begins within an answer and the second ends within one."""
+    texts = ["A.2BC.1D.", "1EF.\x013G"]
+    levels = ["00220010", "110003"]  # of the targets
+    ids = torch.zeros(2, 9, dtype=torch.int64)
+    level = torch.zeros(2, 8, dtype=torch.int64)
+    for row, (text, of) in enumerate(zip(texts, levels, strict=True)):
+        ids[row, : len(text)] = torch.tensor([*map(ord, text)])
+        level[row, : len(of)] = torch.tensor([*map(int, of)])
+    targets = ids[:, 1:].masked_fill(ids[:, 1:] == 0, -100)
+    return {"tokens": ids[:, :-1], "targets": targets, "level": level}
+
+
+def test_answers_in_windows_by_level_and_dial():
+    """The answer 3G has no full stop, so it is no question."""
+    findings, model = Findings(), Deep()
+    analysis = RecallAnalysis(pattern=LEVELS, dial="thinking_steps", values=[0, 2])
+    analysis._collect(Letters(), model, windows(), findings)
+    lines = [*findings["questions"].itertuples(index=False, name=None)]
+    assert lines == [(2, False, 4.0), (1, True, 1.0), (1, True, 2.0)]
+    tables = analysis._report(None, model, findings).tables
+    assert tables["level"]["accuracy"].tolist() == [1.0, 0.0]
+    assert tables["dial"][["thinking_steps", "level", "accuracy"]].values.tolist() == [
+        [0, 1, 0.0],
+        [0, 2, 0.0],
+        [2, 1, 1.0],
+        [2, 2, 1.0],
+    ]
+    assert model.config == Depth(1)
+
+
+def test_a_dial_needs_values():
+    with pytest.raises(ValueError, match="go together"):
+        RecallAnalysis(pattern=LEVELS, dial="thinking_steps")

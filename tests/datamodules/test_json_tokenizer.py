@@ -92,6 +92,14 @@ def roberta():
     return inner
 
 
+def padded():
+    """A file that also pads on the left, and cuts, for batches of other programs."""
+    inner = begun(plain(), "<s>")
+    inner.enable_padding(direction="left", pad_id=257, pad_token="</s>", length=9)
+    inner.enable_truncation(2)
+    return inner
+
+
 def named(kind, bos, eos, **fields):
     """A folder's tokenizer_config.json."""
     fields = {"tokenizer_class": kind, "bos_token": bos, "eos_token": eos, **fields}
@@ -119,6 +127,7 @@ FOLDERS = {
     "template": (lambda: begun(plain(), "<s>"), {}),
     "template, flag off": (lambda: begun(plain(), "<s>"), named(FAST, *S, **OMITS)),
     "template, flag on": (lambda: begun(plain(), "<s>"), named(FAST, *S, **ADDS)),
+    "template, padded and cut": (padded, named(FAST, *S)),
     "no template, flag on": (plain, named(FAST, *S, **ADDS)),
     "no template, flag off": (plain, named(FAST, *S, **OMITS)),
     "gpt2, flag on": (
@@ -188,6 +197,14 @@ def test_a_template_may_call_its_token_otherwise(write):
     inner = hf.Tokenizer.from_str(json.dumps({**content, "post_processor": template}))
     assert inner.encode("a").ids[0] == 256
     assert load_tokenizer(str(write(inner))).text_bos_id == 256
+
+
+def test_a_vocabulary_without_latin_letters_begins_texts_too(write):
+    inner = hf.Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "\u4f60": 2}, []))
+    inner.add_special_tokens(["<s>", "</s>"])
+    assert inner.encode("a").ids == []
+    tokenizer = load_tokenizer(str(write(around(inner, "<s>", "</s>"))))
+    assert (tokenizer.text_bos_id, tokenizer.stop_ids) == (0, (1,))
 
 
 def test_where_the_same_token_ends_and_begins_texts_it_is_written_once(write):

@@ -11,6 +11,7 @@ from datamodules.synthetic import PEOPLE, TASKS, THINGS, VERSION
 
 KNOWN_TEXT = {
     "recall": (1, "eb13168fbdd9de4f"),
+    "hops": (1, "23b398157d8afa5a"),
 }
 """VERSION and digest: change both or neither."""
 
@@ -60,3 +61,27 @@ def test_facts_are_stated_once_and_asked_once_at_most_later():
     assert distances[1] > 3 * distances[8] > 0
     assert given.keys() == set(THINGS)
     assert max(given.values()) < 1.2 * min(given.values())  # about 620 of each, deviation 25
+
+
+@pytest.mark.parametrize(("split", "levels"), [("train", 3), ("val", 7)])
+def test_hops_follow_the_map_as_often_as_they_say(split, levels):
+    counts = Counter()
+    options = {"train_documents": 200, "length": 12, "levels": 3, "held_out_levels": 7}
+    for text in documents("hops", split, **options):
+        first, *words = text.split(" ")
+        assert (first, len(words)) == ("Map", 8 + 2 * 12)
+        follows = dict(words[:8])
+        assert set(follows) == set(follows.values()) == set("abcdefgh")
+        for question, answer in zip(words[8::2], words[9::2], strict=True):
+            place, count = question[0], int(question[1])
+            for _ in range(count):
+                place = follows[place]
+            assert place == answer != question[0]
+            counts[count] += 1
+    assert counts.keys() == {*range(1, levels + 1)}
+    assert min(counts.values()) > 0.8 * max(counts.values())
+
+
+def test_hops_of_a_whole_cycle_are_refused():
+    with pytest.raises(ValueError, match="held_out_levels=8 must be at most 7"):
+        SyntheticText(task="hops", held_out_levels=8, cache_dir="unused")

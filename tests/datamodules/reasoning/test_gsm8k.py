@@ -65,12 +65,12 @@ def make(tmp_path, train_file):
 
 def test_problems_of_both_formats(tmp_path):
     path = Path(write(tmp_path / "a.jsonl", ROWS[:2]))
-    first, _ = read_solved(path, "files")
+    first, _ = read_solved([path], "files")
     assert first == Solved(ROWS[0]["question"], tuple(equations(2)), "6000")
     augmented = tmp_path / "a.txt"
     augmented.write_text("A || B?||<<1+1=2>> <<2*.5=1>> #### 1\n\nWhy?|| #### 1,200\n")
-    assert list(read_solved(augmented, "files"))[1:] == [Solved("Why?", (), "1200")]
-    assert next(read_solved(augmented, "files")).question == "A"
+    assert list(read_solved([augmented], "files"))[1:] == [Solved("Why?", (), "1200")]
+    assert next(read_solved([augmented], "files")).question == "A"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_files_that_hold_no_problems(tmp_path, name, content, expected):
     if content is not None:
         path.write_text(content)
     with pytest.raises(ValueError, match=expected.replace("||", r"\|\|")):
-        list(read_solved(path, "files"))
+        list(read_solved([path], "files"))
 
 
 def test_another_solution_is_another_problem():
@@ -223,7 +223,7 @@ def test_gsm8k_aug_by_name_is_what_its_authors_files_have(tmp_path, hub, caplog)
     for split, part in {"train": lines[:6], "val": lines[6:8], "test": lines[8:]}.items():
         file = tmp_path / f"{split}.txt"
         file.write_text("".join(part))
-        assert list(data.problems(split)) == list(read_solved(file, "file"))
+        assert list(data.problems(split)) == list(read_solved([file], "file"))
     files = {f"{split}_files": str(tmp_path / f"{split}.txt") for split in ("val", "test")}
     local = built(data_files=str(tmp_path / "train.txt"), **files)
     for split in ("train", "val", "test"):
