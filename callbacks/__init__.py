@@ -37,6 +37,9 @@ What they are made of, no callbacks:
 | ``trainer_state`` | the trainer's state that Lightning does not declare |
 | ``logging`` | pending values, Markdown and images for loggers |
 | ``random_state`` | random states, and models evaluated in training without disturbing them |
+| ``checkpoint_io`` | checkpoints are written and loaded, by one process or by several |
+| ``resume_position`` | the batch and the step that come after a checkpoint |
+| ``run_record`` | ``config.yaml`` of a run with commit and versions; the run's id |
 | ``dials`` | fields of a model's configuration that are set for a while |
 """
 
@@ -51,18 +54,18 @@ if TYPE_CHECKING:
     from callbacks.analysis.steps import StepAllocation as StepAllocation
     from callbacks.analysis.thought_trace import ThoughtTrace as ThoughtTrace
     from callbacks.answer_accuracy import AnswerAccuracy as AnswerAccuracy
-    from callbacks.checkpointing import PendingValidation as PendingValidation
-    from callbacks.checkpointing import SaveCheckpoints as SaveCheckpoints
     from callbacks.nonfinite import GradientNorm as GradientNorm
     from callbacks.nonfinite import NonFinite as NonFinite
     from callbacks.nonfinite import NonFiniteError as NonFiniteError
+    from callbacks.optimizer_settings import KeepOptimizerSettings as KeepOptimizerSettings
+    from callbacks.optimizer_settings import ScheduleChange as ScheduleChange
     from callbacks.overview import ModelOverview as ModelOverview
     from callbacks.predictions import Predictions as Predictions
     from callbacks.progress import Progress as Progress
-    from callbacks.resume import KeepOptimizerSettings as KeepOptimizerSettings
+    from callbacks.resume import PendingValidation as PendingValidation
     from callbacks.resume import ResumeState as ResumeState
-    from callbacks.resume import ScheduleChange as ScheduleChange
     from callbacks.samples import Samples as Samples
+    from callbacks.save_checkpoints import SaveCheckpoints as SaveCheckpoints
     from callbacks.termination import Terminated as Terminated
     from callbacks.termination import Termination as Termination
     from callbacks.throughput import Throughput as Throughput
@@ -76,13 +79,14 @@ _NAMES = {
     "callbacks.analysis.steps": "StepAllocation",
     "callbacks.analysis.thought_trace": "ThoughtTrace",
     "callbacks.answer_accuracy": "AnswerAccuracy",
-    "callbacks.checkpointing": "PendingValidation SaveCheckpoints",
     "callbacks.nonfinite": "GradientNorm NonFinite NonFiniteError",
+    "callbacks.optimizer_settings": "KeepOptimizerSettings ScheduleChange",
     "callbacks.overview": "ModelOverview",
     "callbacks.predictions": "Predictions",
     "callbacks.progress": "Progress",
-    "callbacks.resume": "KeepOptimizerSettings ResumeState ScheduleChange",
+    "callbacks.resume": "PendingValidation ResumeState",
     "callbacks.samples": "Samples",
+    "callbacks.save_checkpoints": "SaveCheckpoints",
     "callbacks.termination": "Terminated Termination",
     "callbacks.throughput": "Throughput",
     "callbacks.validation": "Validation",

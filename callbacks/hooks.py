@@ -1,7 +1,5 @@
 """One set of hooks for validations and tests, and what callbacks ask or tell all ranks."""
 
-import os
-from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning as L
@@ -106,20 +104,3 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file under another name and renames it: it is the old one or the new one.
-
-    Raises:
-        OSError: If it cannot be written; ``filename`` is the path, on a full disk too.
-    """
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-        os.replace(part, path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        part.unlink(missing_ok=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import lightning as L
 
-from callbacks.checkpointing import check_folder
-from callbacks.hooks import gather, write_whole
+from callbacks.hooks import gather
+from lightning_models.atomic_files import check_folder, write_whole
 
 
 class Predictions(L.Callback):

@@ -13,8 +13,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks.checkpointing import SaveCheckpoints
 from callbacks.hooks import AgreedEnd, AsksAllRanks
+from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.trainer_state import in_accumulation
 
 SAME_REQUEST_SECONDS = 1.0
@@ -211,12 +211,9 @@ def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:
 
 
 def _terminated(trainer: L.Trainer, signum: signal.Signals) -> Terminated:
-    return Terminated(_farewell(trainer, signum), signum)
-
-
-def _farewell(trainer: L.Trainer, signum: signal.Signals) -> str:
-    head = f"stopped by {signum.name} after step {trainer.global_step}"
+    end = "no checkpoint was written, as this run keeps none"
     paths = [writer.last_model_path for writer in _writers(trainer) if writer.last_model_path]
-    if not paths:
-        return f"{head}; no checkpoint was written, as this run keeps none"
-    return f"{head}; it goes on from {paths[0]} with --ckpt_path last"
+    if paths:
+        end = f"it goes on from {paths[0]} with --ckpt_path last"
+    text = f"stopped by {signum.name} after step {trainer.global_step}; {end}"
+    return Terminated(text, signum)

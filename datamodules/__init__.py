@@ -28,7 +28,7 @@
 | `special_tokens` | BOS and EOS of those files |
 | `encoding` | documents to tokens: chunks, encoded in order by one or more processes |
 | `prepare` | `prepare_store`: parts that a kill does not cost; the final name |
-| `journals` | files that survive a kill: whole writes, durable appends, one writer |
+| `journals` | outputs of long work: one writer, durable appends, full disks |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
 | `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |
 | `numbers` | which number a written answer is, for every command that judges answers |

@@ -19,8 +19,8 @@ import numpy as np
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.journals import whole_file
 from datamodules.store import TokenStream
+from lightning_models.atomic_files import whole_file
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ def epoch_order(stream: TokenStream, *, seed: int, epoch: int) -> EpochOrder:
             file.write(ends.data)
         for first in range(0, count, _PART):
             file.write(numbers[first : first + _PART].astype(_NUMBERS).data)
-        _remove_old(path)  # this one is the newest
+        _remove_old(path)
 
     order = shared(
         path,
@@ -129,7 +129,7 @@ def shared(
         with FileLock(lock):
             found = opened()
             if found is None:
-                with whole_file(path) as file:
+                with whole_file(path, sole=True) as file:
                     write(file)
                 found = opened()
             return found
@@ -179,9 +179,9 @@ def _opened(path: Path, stream: TokenStream) -> EpochOrder | None:
 
 
 def _remove_old(path: Path) -> None:
-    """Removes all but the newest files; who still reads one keeps it (but on Windows)."""
-    orders = list(path.parent.glob(f"{path.name.partition('order-')[0]}order-*"))
-    for old in sorted(orders, key=lambda p: p.stat().st_mtime)[:-_KEPT]:
+    """Makes room for a new file among the newest; who reads an old one keeps it but on Windows."""
+    orders = set(path.parent.glob(f"{path.name.partition('order-')[0]}order-*")) - {path}
+    for old in sorted(orders, key=lambda p: p.stat().st_mtime)[: 1 - _KEPT]:
         old.unlink(missing_ok=True)
 
 

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from datamodules import encoding
 from datamodules.encoding import EncodedChunk, Place, chunks, encode_in_order
-from datamodules.journals import full_disk_named, sync, write_whole
+from datamodules.journals import full_disk_named
 from datamodules.readers import parse_json
 from datamodules.store import (
     FORMAT,
@@ -42,6 +42,7 @@ from datamodules.store import (
     token_dtype,
 )
 from datamodules.tokenizers import JsonTokenizer, Tokenizer
+from lightning_models.atomic_files import remove_unfinished, sync, write_whole
 
 _LOG = logging.getLogger("lightning.pytorch")
 
@@ -219,15 +220,13 @@ def _alone(folder: Path) -> Iterator[None]:
     """Holds the lock of a store; says so before it waits for another process."""
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         # not rank_zero_info: the first rank of a second machine is none
         _LOG.info(f"Waiting for another process, here or elsewhere, that prepares {folder}")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 _PARTS = "parts"  # folder of the records
@@ -248,6 +247,7 @@ class _Partial:
     ) -> tuple[Mapping[str, Any], list[str]]:
         """Returns the origin of the text and the notes: those of the begun store, else new ones."""
         path = self._begun
+        remove_unfinished(self.folder)  # files of a killed preparation are no part of the store
         sizes = [encoding.PART_BYTES, encoding.CHUNK_DOCUMENTS, encoding.CHUNK_BYTES]
         limits = {"format": FORMAT, "limits": sizes}
         begun = _parsed(path)

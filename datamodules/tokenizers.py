@@ -27,12 +27,12 @@ from typing import Any, Literal
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.journals import replacing
 from datamodules.json_tokenizer import JsonTokenizer, bpe_size
 from datamodules.json_tokenizer import train_bpe as train_bpe
 from datamodules.long_texts import sure_cuts
 from datamodules.special_tokens import CONFIGS, SpecialTokens
 from datamodules.tokenizer_base import Tokenizer, TokenizerUnavailableError, first_line
+from lightning_models.atomic_files import write_whole
 
 
 class BytesTokenizer(Tokenizer):
@@ -434,6 +434,5 @@ def keep_tokenizer(tokenizer: JsonTokenizer, cache_dir: Path) -> Path:
     folder = cache_dir / "tokenizers" / digest
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in reversed(files.items()):  # tokenizer.json is there last
-        with replacing(folder / file, folder / f".{file}.{os.getpid()}.tmp") as unfinished:
-            unfinished.write_bytes(text.encode("utf-8"))
+        write_whole(folder / file, text)
     return folder / "tokenizer.json"

@@ -27,15 +27,8 @@ from evaluation.load import (
 )
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe, Which, read_checkpoint
-from lightning_models.recipe import (
-    PACKAGES_HELP,
-    complete,
-    import_packages,
-    import_public_classes,
-    lay_over,
-    parse_over,
-    public_path,
-)
+from lightning_models.recipe import PACKAGES_HELP, complete, import_packages, public_path
+from lightning_models.recipe_options import import_public_classes, lay_over, parse_over
 from lightning_models.runtime import CUDNN_ATTENTION_HELP
 
 _Config = TypeVar("_Config")
@@ -51,12 +44,6 @@ CARRIED = (
     "eval_batch_size",
 )
 """Arguments of the checkpoint's own data that other data take over: how text is read, not which."""
-
-
-def split_words(typed: str) -> list[str]:
-    """Returns words that an option separates by commas, maybe in brackets, each once."""
-    words = (word.strip() for word in typed.strip("[]").split(","))
-    return list(dict.fromkeys(word for word in words if word))
 
 
 # ---- options: checkpoint, device, files

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from lightning_models.recipe import ExactOptions, import_public_classes, prints_descriptions
+from lightning_models.recipe_options import ExactOptions, import_public_classes, prints_descriptions
 
 DATA_HELP = "--data.help"
 DEBUG_FLAG = "--debug"

@@ -25,9 +25,9 @@ from evaluation.compare_report import (
     PAGE,
     TABLE,
     ComparisonReport,
-    check_folder,
     make_checks,
     make_notes,
+    report_folder,
     report_markdown,
     report_page,
     runs_table,
@@ -191,7 +191,7 @@ def compare_runs(
 
 def run(settings: Namespace) -> None:
     """Scores every run, prints the report, and writes it with its figures."""
-    folder = check_folder(settings.output)
+    folder = report_folder(settings.output)
     import_packages(settings.packages)
     named = ("label", "title", "introduction", "which", "skip_unreadable")
     how = {key: settings[key] for key in named}

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from evaluation.output import unfinished_path
 from evaluation.run_metrics import ANSWERS, BITS, NATS
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import (
@@ -29,6 +28,7 @@ from evaluation.tables import (
     show_mean,
     si,
 )
+from lightning_models.atomic_files import check_folder
 
 # ---- checks: what the runs have in common
 
@@ -456,8 +456,8 @@ FILES = (
 )
 
 
-def check_folder(target: str) -> Path:
-    """Returns the folder that a report is to be written to; folders above it are made.
+def report_folder(target: str) -> Path:
+    """Returns the folder that a report is to be written to, having tried to write next to it.
 
     Raises:
         ValueError: If it is a file, has other files than an earlier report, or refuses files.
@@ -470,14 +470,5 @@ def check_folder(target: str) -> Path:
             f"output ({folder}) has other files, and no {PAGE} of an earlier comparison; name "
             "another folder"
         )
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        trial = unfinished_path(folder.resolve())
-        trial.mkdir()
-        trial.rmdir()
-    except OSError as error:
-        raise ValueError(
-            f"output ({folder}): cannot write to {folder.parent} ({error.strerror}); choose "
-            "another folder"
-        ) from error
+    check_folder("output", folder.parent, folder)
     return folder

@@ -24,15 +24,10 @@ from datamodules.tokenizers import (
 )
 from evaluation.arguments import add_which_argument, load_checkpoint
 from evaluation.load import build_model, build_tokenizer
-from evaluation.output import (
-    check_target,
-    format_table,
-    write_checkpoint,
-    write_folder,
-    write_text,
-)
+from evaluation.output import check_target, format_table, write_folder
 from lightning_models import LanguageModel, TransformerLM
-from lightning_models.checkpoint import Checkpoint, read_whole, write_model_folder
+from lightning_models.atomic_files import write_whole
+from lightning_models.checkpoint import Checkpoint, read_whole, write_file, write_model_folder
 from lightning_models.recipe import PACKAGES_HELP
 from lightning_models.transformer.families import family_of
 
@@ -151,8 +146,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> bool:
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
     }
-    write_text(folder / "tokenizer.json", _begun_with_bos(text, inner, tokenizer))
-    write_text(folder / "tokenizer_config.json", f"{json.dumps(config, indent=2)}\n")
+    write_whole(folder / "tokenizer.json", _begun_with_bos(text, inner, tokenizer))
+    write_whole(folder / "tokenizer_config.json", f"{json.dumps(config, indent=2)}\n")
     return True
 
 
@@ -265,7 +260,7 @@ def run(settings: Namespace) -> None:
 
 def _write_file(checkpoint: Checkpoint, target: Path) -> dict[str, str]:
     content = read_whole(checkpoint.path)
-    write_checkpoint(target, content)
+    write_file(target, content)
     resumes = bool(content.get("optimizer_states"))
     rest = "with optimiser and data order" if resumes else "weights, without an optimiser"
     return {"format": "one checkpoint file", "step": f"{checkpoint.step:,}", "holds": rest}
@@ -292,7 +287,7 @@ def _write_model_folder(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
         return rows
     write_tokenizer(tokenizer, folder)
     if isinstance(tokenizer, JsonTokenizer) and SPECIAL_TOKENS_FILE in tokenizer.files():
-        write_text(folder / SPECIAL_TOKENS_FILE, tokenizer.files()[SPECIAL_TOKENS_FILE])
+        write_whole(folder / SPECIAL_TOKENS_FILE, tokenizer.files()[SPECIAL_TOKENS_FILE])
     return rows
 
 

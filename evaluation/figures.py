@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from evaluation.output import check_target, write_atomically
+from evaluation.output import check_target
 from evaluation.tables import KINDS
+from lightning_models.atomic_files import whole_file, write_whole
 from lightning_models.outputs import Likelihood
 
 if TYPE_CHECKING:
@@ -57,13 +58,13 @@ def write_picture(figure: Any, path: Path) -> None:
     import matplotlib as mpl
 
     form: dict[str, Any] = {"format": "svg" if path.suffix == ".svg" else "png", "dpi": DPI}
-    with mpl.rc_context({"svg.hashsalt": "evaluation"}):
-        write_atomically(path, lambda file: figure.savefig(file, metadata={"Date": None}, **form))
+    with mpl.rc_context({"svg.hashsalt": "evaluation"}), whole_file(path) as file:
+        figure.savefig(file, metadata={"Date": None}, **form)
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """Writes a table as CSV, atomically; numbers keep all their digits, None is an empty cell."""
-    write_atomically(path, lambda target: frame.to_csv(target, index=False, lineterminator="\n"))
+    write_whole(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
 # ---- what figures share

@@ -13,8 +13,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules import PythonDocs
 from datamodules.tokenizers import JsonTokenizer, SpecialTokens, Tokenizer, parse_tokenizer
-from evaluation.output import check_target, format_table, write_checkpoint, write_text
+from evaluation.output import check_target, format_table
 from lightning_models import LanguageModel, LoopedLM, PauseLM, PonderLM1, PonderLM2
+from lightning_models.atomic_files import write_whole
+from lightning_models.checkpoint import write_file
 from lightning_models.layers.blocks import embedding_scale
 from lightning_models.ponderlm import LoopedConfig, PauseConfig, PonderLM1Config, PonderLM2Config
 from lightning_models.transformer.import_weights import (
@@ -186,7 +188,7 @@ def import_checkpoint(
     if isinstance(data.tokenizer, JsonTokenizer):
         rank_zero_info(data.tokenizer.description)
     content = checkpoint_content(model, data)
-    write_checkpoint(target, content)
+    write_file(target, content)
     return model
 
 
@@ -234,7 +236,7 @@ def write_without_added(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
     smaller = JsonTokenizer(tokenizer.name, json.dumps(content, ensure_ascii=False), special)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in smaller.files().items():
-        write_text(folder / name, text)
+        write_whole(folder / name, text)
     names = ", ".join(f"{text!r} (id {i})" for text, i in list(added.items())[:3])
     rest = f" and {len(added) - 3} more" if len(added) > 3 else ""
     rank_zero_warn(

@@ -8,9 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from datamodules.journals import replacing, room_for
+from lightning_models.atomic_files import (
+    check_folder,
+    full_disk_of,
+    sync,
+    unfinished_path,
+    write_whole,
+)
 
 _Result = TypeVar("_Result")
 
@@ -35,15 +39,7 @@ def check_target(target: str | Path, key: str = "output") -> Path:
         raise ValueError(f"{key} ({path}) is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ValueError(f"{key} ({path}): the folder {path.parent} does not exist; create it")
-    trial = unfinished_path(path)
-    try:
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"{key} ({path}): cannot write to the folder {path.parent} ({error.strerror}); "
-            "choose another one"
-        ) from error
+    check_folder(key, path.parent, path)
     return path
 
 
@@ -64,28 +60,6 @@ def check_targets(**targets: str | None) -> list[Path | None]:
     return paths
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file under another name and renames it: readers see the old one or the new one.
-
-    ``write`` writes the content to the path that it is given; an earlier file stays if it fails.
-
-    Raises:
-        ValueError: if the disk is full.
-    """
-    with room_for(path), replacing(path, unfinished_path(path)) as unfinished:
-        write(unfinished)
-
-
-def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a checkpoint file atomically."""
-
-    def write(target: Path) -> None:
-        with target.open("wb") as file:  # torch's own files do not say why they cannot be written
-            torch.save(content, file)
-
-    write_atomically(path, write)
-
-
 def write_folder(
     path: Path, write: Callable[[Path], _Result], replaced: Sequence[str] = ()
 ) -> _Result:
@@ -101,16 +75,17 @@ def write_folder(
         replaced: Names of the files that a folder with files may get.
 
     Raises:
-        ValueError: if the disk is full.
+        OSError: If the disk is full, with the path of the folder.
     """
     path = path.resolve()
     unfinished = unfinished_path(path)
     try:
-        with room_for(path):
-            unfinished.mkdir()
+        with full_disk_of(path):
+            unfinished.mkdir(parents=True)
             result = write(unfinished)
         for file in unfinished.iterdir():  # safetensors lets nobody else read what it writes
             file.chmod(file.stat().st_mode | unfinished.stat().st_mode & 0o666)
+            sync(file)
         if not replaced or not path.exists() or not any(path.iterdir()):
             os.replace(unfinished, path)
             return result
@@ -124,14 +99,9 @@ def write_folder(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 with the line ends as they are, atomically."""
-    write_atomically(path, lambda target: target.write_bytes(text.encode("utf-8")))
-
-
 def write_json(path: Path, value: Any) -> None:
     """Writes ``value`` as indented JSON, atomically; nan and infinities become null."""
-    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def report_result(table: str, result: Any, target: Path | None) -> None:
@@ -143,12 +113,7 @@ def report_result(table: str, result: Any, target: Path | None) -> None:
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes one JSON object a line, atomically."""
-    write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
-
-
-def unfinished_path(path: Path) -> Path:
-    """Returns where a file or folder is written before it is moved to ``path``."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    write_whole(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
 
 
 def _finite(value: Any) -> Any:

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import math
 import sys
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -23,8 +22,7 @@ from typing import Any
 import torch
 
 from evaluation.output import write_json
-from lightning_models import shards
-from lightning_models.checkpoint import RESULTS, Checkpoint, file_status
+from lightning_models.checkpoint import RESULTS, Checkpoint, file_status, record_checksums, shards
 
 RESULT_FORMAT = 1
 """Raised where the meaning of a number in the files changes."""
@@ -61,15 +59,8 @@ def checkpoint_digest(checkpoint: Checkpoint) -> str | None:
         files = sorted(file for file in path.rglob("*") if file.is_file())
         known = [file for file in files if file.parent.name != RESULTS]
         entries: list[Any] = [(str(file.relative_to(path)), _crc(file)) for file in known]
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            # names begin with the name of the file as it was saved, which may have moved
-            entries = [
-                (entry.filename.partition("/")[2], entry.CRC, entry.file_size)
-                for entry in archive.infolist()
-            ]
     else:
-        entries = [_crc(path)]
+        entries = record_checksums(path) or [_crc(path)]
     return None if file_status(path) != checkpoint.status else _digest(entries)
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
-from evaluation.arguments import split_words
+from callbacks.run_record import read_settings
 from evaluation.load import build_outline
 from evaluation.tables import show_value
 from lightning_models import LanguageModel
@@ -24,6 +23,7 @@ from lightning_models.checkpoint import (
     read_checkpoint,
     started_runs,
 )
+from lightning_models.recipe import split_names
 
 # ---- log and record of a run
 
@@ -71,7 +71,7 @@ def read_record(folder: Path | None) -> dict[str, Any]:
     run has several records: settings come from the first, versions from all.
     """
     files = [] if folder is None else sorted(folder.glob("config*.yaml"))
-    settings = {} if folder is None else _settings(folder / "config.yaml")
+    settings = {} if folder is None else read_settings(folder / "config.yaml")
     trainer = settings.get("trainer")
     trainer = trainer if isinstance(trainer, Mapping) else {}
     versions = [_versions(file) for file in files]
@@ -97,14 +97,6 @@ def _versions(record: Path) -> dict[str, str]:
         if name not in NO_VERSION:
             versions[name] = value
     return versions
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 # ---- folders, files and patterns on the command line
@@ -214,7 +206,7 @@ def make_labels(
     """
     texts = [row or name for row, name in zip(rows, names, strict=True)]
     if keys is not None:
-        texts = config_labels(recipes, split_words(keys))
+        texts = config_labels(recipes, split_names(keys))
     return [
         text if texts.count(text) == 1 else f"{text} ({name})"
         for text, name in zip(texts, names, strict=True)

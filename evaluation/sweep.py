@@ -19,7 +19,6 @@ from evaluation.arguments import (
     add_run_arguments,
     add_which_argument,
     data_recipe,
-    split_words,
 )
 from evaluation.cost import NAMES
 from evaluation.figures import (
@@ -39,7 +38,7 @@ from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import FOUR_DIGITS, TableColumn, as_aligned, show_columns, title_of
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
-from lightning_models.recipe import import_packages
+from lightning_models.recipe import import_packages, split_names
 
 # ---- dials
 
@@ -53,7 +52,7 @@ def typed_dials(words: Sequence[str]) -> dict[str, list[str]]:
     dials: dict[str, list[str]] = {}
     for word in words:
         name, sign, values = word.partition("=")
-        texts = split_words(values)
+        texts = split_names(values)
         if not (name and sign and texts):
             raise ValueError(f"dial ({word}) must be NAME=VALUE,VALUE, e.g. kappa=64,128,256")
         if name in dials:
@@ -167,7 +166,7 @@ def label_variants(variants: Sequence[SweepVariant], keys: str | None) -> list[s
     joins them over their costs.
     """
     if keys is not None:
-        return config_labels([variant.outline.recipe() for variant in variants], split_words(keys))
+        return config_labels([variant.outline.recipe() for variant in variants], split_names(keys))
     firsts = {variant.checkpoint.path: variant for variant in variants}
     labels = make_labels(
         [variant.name for variant in firsts.values()],
@@ -390,7 +389,7 @@ def run(settings: Namespace) -> None:
 
 
 def _axes(typed: str) -> list[str]:
-    chosen = split_words(typed)
+    chosen = split_names(typed)
     if not chosen or not set(chosen) <= set(SWEEP_AXES):
         raise ValueError(f"against ({typed}) must name some of {', '.join(SWEEP_AXES)}, by commas")
     return chosen

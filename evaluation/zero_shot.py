@@ -20,7 +20,6 @@ from evaluation.arguments import (
     carried,
     load_checkpoint,
     model_changes,
-    split_words,
 )
 from evaluation.cost import cost_cells, mean_cost
 from evaluation.load import build_data, build_outline, check_fit, prepare
@@ -29,7 +28,7 @@ from evaluation.perplexity import score_checkpoint
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import FOUR, TWO, WHOLE, TableColumn, as_aligned, show_columns, title_of
 from lightning_models.checkpoint import Checkpoint, CheckpointError, Recipe
-from lightning_models.recipe import public_path
+from lightning_models.recipe import public_path, split_names
 
 
 def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: if a set is not known, there are none, or files are given for another one.
     """
-    names, files = split_words(settings.sets), settings.files
+    names, files = split_names(settings.sets), settings.files
     if not names or not set(names) <= set(ZERO_SHOT_SETS):
         raise ValueError(
             f"sets ({settings.sets}) must name some of {', '.join(ZERO_SHOT_SETS)}, by commas"

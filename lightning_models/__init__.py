@@ -11,8 +11,10 @@ a checkpoint: ``load("runs/first").generate("The function")``, see ``evaluation.
 | `output_layer` | losses and log-probabilities over the vocabulary, in chunks; mixtures |
 | `generation` | one decode loop, with a cache or without |
 | `optim` | AdamW, its groups and schedules |
-| `checkpoint`, `shards` | checkpoints that run no code, whole or in parts |
-| `recipe` | class path and arguments that rebuild a model |
+| `checkpoint/` | checkpoints that run no code, whole or in parts; where they are found |
+| `recipe` | class path and arguments that rebuild a model, and the classes that it may name |
+| `recipe_options` | options of a command line that are typed over a recipe |
+| `atomic_files` | files that are whole or not there, for all packages |
 | `flops` | FLOPs of layers and decoders |
 | `memory` | bytes of networks and batches, before they are allocated |
 | `runtime` | random state, gradients, sharded parameters |

@@ -1,13 +1,13 @@
 """Recipes: the plain values that rebuild an object, what they may name, and the way back.
 
 A checkpoint's recipe is data from somebody else. No parser of a command line ever sees its values:
-they are checked against the types that constructors declare, and typed options are laid over them.
+they are checked against the types that constructors declare, and typed options are laid over them
+(`recipe_options`).
 Classes are looked up in this project's packages and in those that the user has named
 (`import_packages`), and in no other.
 """
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import importlib
@@ -16,8 +16,7 @@ import os
 import reprlib
 import sys
 import types
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 BASES = {"model": "lightning_models.LanguageModel", "data": "datamodules.LanguageDataModule"}
@@ -38,15 +37,6 @@ def as_dataclass(value: Any, kind: Any) -> Any:
     hints = get_type_hints(kind)
     build: Any = kind
     return build(**{key: as_dataclass(item, hints.get(key)) for key, item in value.items()})
-
-
-def plain(value: Any) -> Any:
-    """Returns a configuration dataclass as a dict, dataclasses within it too."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    return value
 
 
 def yaml_values(value: Any) -> Any:
@@ -75,19 +65,19 @@ def trust(classes: Iterable[str]) -> None:
 
 
 def split_names(text: str) -> list[str]:
-    """Returns the names in a list as it is typed, before a command line can be parsed."""
+    """Returns the names in a list as it is typed, with commas and maybe in brackets, each once."""
     names = (name.strip("[]'\" ") for name in text.split(","))
-    return [name for name in names if name]
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def import_packages(names: str | Sequence[str]) -> None:
     """Imports packages of the user's, whose classes recipes may then name.
 
     Args:
-        names: of the packages; text is a list as it is typed.
+        names: Their names; text is a list as it is typed.
 
     Raises:
-        ValueError: if one is not installed.
+        ValueError: If one is not installed.
     """
     names = split_names(names) if isinstance(names, str) else names
     for name in names:
@@ -98,54 +88,17 @@ def import_packages(names: str | Sequence[str]) -> None:
     _trusted.update(names)
 
 
-def import_public_classes(*packages: str) -> None:
-    """Imports every module that defines a public name of these packages.
-
-    They import it on first use otherwise; a parser knows the short names, and can list the names,
-    of classes that have been imported only.
-    """
-    for package in map(importlib.import_module, packages):
-        for name in package.__all__:
-            getattr(package, name)
-
-
-class ExactOptions:
-    """Mixed into a parser, so that it takes no prefix for an option.
-
-    The parsers that jsonargparse makes for the arguments of a class take none either: they are of
-    the same type and get no ``allow_abbrev``.
-    """
-
-    def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
-        of_parser: Any = super().__init__
-        of_parser(*args, allow_abbrev=allow_abbrev, **kwargs)
-
-    def arguments_of(self, kind: type) -> set[str]:
-        """Returns the names of the arguments that options can give to a class."""
-        parser: Any = type(self)()
-        return {name.split(".")[1] for name in parser.add_class_arguments(kind, "of")}
-
-
-def prints_descriptions(argv: Sequence[str]) -> bool:
-    """Whether a command line asks for what fields are: for help, or for a config with comments.
-
-    To read the docstrings of fields a parser parses the source of every class, which takes as long
-    as all the rest of its work.
-    """
-    return any(word == "-h" or "help" in word or "comments" in word for word in argv)
-
-
 def resolve_class(class_path: Any, base: type) -> Any:
     """Returns the class of a path.
 
     One whose file no longer has it is looked up among what its package exports.
 
     Args:
-        class_path: what a recipe names.
-        base: what the class must derive from.
+        class_path: The class path in a recipe.
+        base: The class that it must derive from.
 
     Raises:
-        ValueError: if it is not of this project's packages or of those that the user has named, is
+        ValueError: If it is not of this project's packages or of those that the user has named, is
             not found there, or does not derive from ``base``. Nothing has been imported then but
             modules of those packages.
     """
@@ -208,120 +161,6 @@ def build(recipe: Mapping[str, Any], base: type) -> Any:
         raise ValueError(f"cannot build {recipe['class_path']}: {error}") from error
 
 
-def class_options(recipe: Mapping[str, Any], key: str) -> list[str]:
-    """Returns the options that name a checked recipe's classes, all that a parser may see of it."""
-    arguments = recipe.get("init_args", {})
-    kind = resolve_class(recipe["class_path"], object)
-    options = [f"--{key}={public_path(kind)}"]
-    for name, hint in _hints(kind).items():
-        if _is_recipe_of(hint, arguments.get(name)):
-            options += class_options(arguments[name], f"{key}.{name}")
-    return options
-
-
-def parse_over(
-    parser: Any, recipes: Mapping[str, Mapping[str, Any]], words: Sequence[str], verb: str = ""
-) -> Any:
-    """Returns the Namespace of what is typed over checked recipes, for `lay_over`.
-
-    The parser sees the classes of the recipes, and a mark instead of saved text that ``--key+=``
-    or ``--key.name=`` adds to.
-
-    Args:
-        parser: An `ExactOptions`.
-        recipes: By the key of their options.
-        words: What is typed, with the verb if there is one.
-        verb: Its name, or nothing.
-    """
-    options = [option for key, r in recipes.items() for option in class_options(r, key)]
-    typed = parser.parse_args([verb, *options] if verb else options, defaults=False)
-    root = f"{verb}." if verb else ""
-    marks = [mark for key, r in recipes.items() for mark in _marks(r, object, f"{root}{key}")]
-    for key, mark in marks:
-        typed[key] = copy.copy(mark)
-    typed = parser.parse_args(words, namespace=typed, defaults=False)
-    for key, mark in marks:
-        if key in typed and typed[key] == mark:
-            typed.pop(key)
-    return typed
-
-
-_SAVED = f"saved-{uuid.uuid4().hex}"
-"""Stands for a saved value; no file or text has this name."""
-
-
-def _marks(value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields the marks that stand for lists, what may be one, and free mappings, by key."""
-    if isinstance(value, Mapping) and dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        for name, declared in _hints(hint).items():
-            yield from _marks(value.get(name), declared, f"{key}.{name}")
-    elif _is_recipe_of(hint, value):
-        kind, arguments = resolve_class(value["class_path"], hint), value.get("init_args", {})
-        for name, declared in _hints(kind).items():
-            yield from _marks(arguments.get(name), declared, f"{key}.init_args.{name}")
-    else:
-        for choice in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
-            origin, inner = get_origin(choice), get_args(choice)
-            if origin is list and inner[0] is str and value:
-                yield key, [_SAVED] if isinstance(value, list) else _SAVED
-            elif origin is list and isinstance(value, list) and inner[0] in (int, float):
-                yield key, value  # numbers name nothing
-            elif origin is dict and isinstance(value, Mapping) and value:
-                scalars = (v for v in value.values() if isinstance(v, int | float))
-                yield key, {_SAVED: next(scalars, _SAVED)}
-
-
-def _added(value: Any, saved: Any) -> Any:
-    """Returns a typed value with the saved one in the place of its mark."""
-    if isinstance(value, list) and _SAVED in value[:1]:
-        before = saved if isinstance(saved, list | tuple) else [] if saved is None else [saved]
-        return [*before, *value[1:]]
-    if isinstance(value, Mapping) and _SAVED in value:
-        return {**(saved or {}), **{name: v for name, v in value.items() if name != _SAVED}}
-    return value
-
-
-def lay_over(
-    recipe: Mapping[str, Any], typed: Iterable[tuple[str, Any]], parser: Any
-) -> dict[str, Any]:
-    """Returns a recipe with other values; another class keeps the arguments that it takes, too.
-
-    Args:
-        recipe: Not changed.
-        typed: Dotted keys such as ``init_args.corpus.class_path``, and plain values; the class of
-            an object comes before its arguments.
-        parser: An `ExactOptions`, which knows what options another class takes.
-    """
-    result = copy.deepcopy(dict(recipe))
-    for key, value in typed:
-        *parents, last = key.split(".")
-        if last == "__path__":  # the parser's note of the file that was typed
-            continue
-        node = result
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        if last == "class_path" and value != node.get("class_path"):
-            kind, arguments = resolve_class(value, object), node.get("init_args", {})
-            names = parser.arguments_of(kind)
-            node["init_args"] = _fitting({n: v for n, v in arguments.items() if n in names}, kind)
-        node[last] = _added(value, node.get(last))
-    return result
-
-
-def _fitting(arguments: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Returns the arguments that another class takes; each field of a dataclass is one of them."""
-    hints, result = _hints(kind), {}
-    for name in [name for name in arguments if name in hints]:
-        value, hint = arguments[name], hints[name]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
-            result[name] = _fitting(value, hint)
-            continue
-        with contextlib.suppress(ValueError):
-            _value(value, hint, name)
-            result[name] = value
-    return result
-
-
 class MisfitError(ValueError):
     """A class has no such argument, or the value is not of the type that it declares."""
 
@@ -345,7 +184,7 @@ def complete_arguments(arguments: Any, kind: type, key: str) -> dict[str, Any]:
     Raises:
         MisfitError: If one is not known, or not of the type that its parameter declares.
     """
-    hints = _hints(kind)
+    hints = argument_types(kind)
     if not isinstance(arguments, Mapping):
         raise _refused(key, arguments, "a mapping")
     unknown = [f"{key}.{shown(name)}" for name in arguments if name not in hints]
@@ -353,7 +192,10 @@ def complete_arguments(arguments: Any, kind: type, key: str) -> dict[str, Any]:
         raise MisfitError(f"{kind.__name__} has no option {', '.join(unknown)}")
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-    given = {name: _value(value, hints[name], f"{key}.{name}") for name, value in arguments.items()}
+    given = {
+        name: checked_value(value, hints[name], f"{key}.{name}")
+        for name, value in arguments.items()
+    }
     return {**defaults, **given}
 
 
@@ -382,7 +224,7 @@ def argument_owners(kind: type) -> dict[str, Any]:
     return owners
 
 
-def _hints(kind: type) -> dict[str, Any]:
+def argument_types(kind: type) -> dict[str, Any]:
     """Returns the declared types of the arguments of ``kind(...)``."""
     owners = argument_owners(kind)
     return {name: _types(owner).get(name, Any) for name, owner in owners.items()}
@@ -392,33 +234,33 @@ _types = functools.cache(get_type_hints)
 _PLAIN = (str, int, float, bool, types.NoneType, list, tuple, dict)
 
 
-def _value(value: Any, hint: Any, key: str) -> Any:
+def checked_value(value: Any, hint: Any, key: str) -> Any:
     """Returns a plain value of a declared type, see `complete`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for choice in arguments:
             with contextlib.suppress(ValueError):
-                return _value(value, choice, key)
+                return checked_value(value, choice, key)
     elif origin in (dict, Mapping) and isinstance(value, Mapping):
         hint = arguments[1]
-        return {name: _value(v, hint, f"{key}.{shown(name)}") for name, v in value.items()}
+        return {name: checked_value(v, hint, f"{key}.{shown(name)}") for name, v in value.items()}
     elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
         hints = [argument for argument in arguments if argument is not Ellipsis]
         items = [
-            _value(item, hints[min(index, len(hints) - 1)], f"{key}[{index}]")
+            checked_value(item, hints[min(index, len(hints) - 1)], f"{key}[{index}]")
             for index, item in enumerate(value)
         ]
         return tuple(items) if origin is tuple else items
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return complete_arguments(value, hint, key)
-    elif _is_recipe_of(hint, value):
+    elif takes_recipe(hint, value):
         return _object(value, hint, key)
     elif hint is Any or (origin is Literal and value in arguments) or _is_of(value, hint):
         return value
     raise _refused(key, value, hint)
 
 
-def _is_recipe_of(hint: Any, value: Any) -> bool:
+def takes_recipe(hint: Any, value: Any) -> bool:
     """Whether a parameter of this type takes an object, and the value may be its recipe."""
     builds = isinstance(hint, type) and hint not in _PLAIN and not issubclass(hint, os.PathLike)
     return builds and not dataclasses.is_dataclass(hint) and isinstance(value, Mapping)

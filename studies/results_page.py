@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
-from callbacks.hooks import write_whole
 from evaluation.cli import main as evaluate
 from evaluation.runs import read_scalars
+from lightning_models.atomic_files import write_whole
 from studies.runner import CONFIG, RunFolder, clock
 from studies.study import LOGGED, Figure, Run, Study, StudyError
 
@@ -68,7 +68,7 @@ def write_suite(study: Study, folder: Path, output: Path) -> None:
     trained = trained_runs(study, folder)
     compare(study, trained, output, study.introduction)
     for run, run_dir in trained:
-        shutil.copyfile(run_dir.path / CONFIG, output / f"{run.folder}.yaml")
+        write_whole(output / f"{run.folder}.yaml", (run_dir.path / CONFIG).read_bytes())
 
 
 # ---- studies with columns
@@ -114,7 +114,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
         order = [run.title for run in study.runs.values()]
         place = table["title"].map(order.index)
         table = table.iloc[np.lexsort((place, table["seed"]))]
-    table.to_csv(files / EVERY_RUN, index=False)
+    write_whole(files / EVERY_RUN, table.to_csv(index=False))
     _copy_files(study, trained, files)
     if study.figure is not None:
         write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
@@ -303,7 +303,7 @@ def _copy_files(study: Study, trained: Trained, files: Path) -> None:
             hidden = {path for pattern in quoting for path in source.rglob(pattern)}
             chosen = {path for pattern in analysis.files for path in source.rglob(pattern)}
             for path in sorted(chosen - hidden):
-                shutil.copyfile(path, target / path.name)
+                write_whole(target / path.name, path.read_bytes())
 
 
 def _analyses(study: Study, files: Path) -> str:

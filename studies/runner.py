@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from callbacks.hooks import write_whole
+from lightning_models.atomic_files import write_whole
 from studies.study import ROOT, AnalysisSettings, Run, Settings, Study, StudyError
 
 CONFIG, LOG, RECORD = "config.yaml", "train.log", "record.json"
@@ -165,7 +165,7 @@ class RunFolder:
         """Writes the config of the training; returns its path."""
         self.path.mkdir(parents=True, exist_ok=True)
         config = self.path / CONFIG
-        config.write_text(yaml.safe_dump(settings, sort_keys=False))
+        write_whole(config, yaml.safe_dump(settings, sort_keys=False))
         return config
 
 

@@ -23,6 +23,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from callbacks import NonFiniteError
+from lightning_models.atomic_files import write_whole
 from studies.__main__ import add_study_arguments, configured, run_guarded
 from studies.results_page import logged
 from studies.runner import (
@@ -412,7 +413,7 @@ def write_results(study: Study, searches: Sequence[RunSearch], folder: Path, bas
     """
     search, table = declared_search(study), pd.concat([each.table() for each in searches])
     if not table.empty:
-        table.to_csv(folder / "search.csv", index=False)
+        write_whole(folder / "search.csv", table.to_csv(index=False))
     short = table.rename(columns=lambda key: key.removeprefix("model.init_args."))
     short = short.astype(object).fillna("-")
     text = f"""# Search
@@ -423,12 +424,13 @@ is that of a whole trial; successive halving over {search.rungs} rungs by {searc
 
 {short.to_markdown(index=False, floatfmt=".5g")}
 """
-    (folder / "search.md").write_text(text, encoding="utf-8")
+    write_whole(folder / "search.md", text)
     best = {each.run.name: values for each in searches if (values := each.best()) is not None}
     if best:
         runs = {name: put({}, values) for name, values in best.items()}
         content = {"extends": base, "title": f"{study.title}, tuned", "runs": runs}
-        (folder / f"{study.name}_tuned.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        tuned = yaml.safe_dump(content, sort_keys=False)
+        write_whole(folder / f"{study.name}_tuned.yaml", tuned)
     return text
 
 

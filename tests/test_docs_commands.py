@@ -14,6 +14,7 @@ from itertools import chain, pairwise
 
 import pytest
 import torch
+import yaml
 from lm_eval._cli.harness import HarnessCLI
 from omegaconf import OmegaConf
 from paper_commands import DOCS, METHODS, ROOT, commands_of
@@ -25,6 +26,7 @@ from evaluation.load import build_outline
 from evaluation.runs import find_named
 from lightning_models.checkpoint import read_checkpoint
 from studies.study import load_study
+from training import main
 
 ROOT_DIR = "--trainer.default_root_dir"
 WRITTEN = ("--output", "--figure", "--plot", "--texts", "--answers_file", "--output_path")
@@ -172,17 +174,21 @@ def folder_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("method", "words"), parameters())
-def test_a_command_is_understood(method, words, folder_of, monkeypatch):
+def test_a_command_is_understood(method, words, folder_of, monkeypatch, capsys):
     monkeypatch.chdir(folder_of(method))
     match words:
         case (_, "train.py", "fit", *_):
             check_fit(words)
         case (_, "train.py", "validate", *rest):
-            recipe = read_checkpoint(value_of(words, "--ckpt_path")).content["recipe"]
-            config = parse_training(without(rest, "--ckpt_path"), saved=recipe)
-            added = config.trainer.callbacks
+            with pytest.raises(SystemExit) as end:
+                main(["validate", *rest, "--print_config"])
+            assert end.value.code == 0
+            printed = yaml.safe_load(capsys.readouterr().out)
+            saved = read_checkpoint(value_of(words, "--ckpt_path")).model_recipe
+            assert printed["model"]["class_path"] == saved["class_path"]
+            added = printed["trainer"]["callbacks"]
             added = added[0] if isinstance(added, list) else added
-            assert added.class_path.startswith("callbacks.")
+            assert added["class_path"].startswith("callbacks.")
         case (_, "evaluate.py", *argv):
             check_evaluation(argv)
         case ("make", "study", *settings):

@@ -30,6 +30,7 @@ UPWARD = {
 KERNELS = "(flash_attn) (torch_scatter)"
 OPTIONAL = f"{KERNELS} (mauve) (openai) (optuna) (wandb) (mlflow)"
 LEAVES = {path.stem for path in (ROOT / "lightning_models").glob("*.py")} - {"__init__", "base"}
+LEAVES |= {"checkpoint"}
 LEAF = "torch torchmetrics numpy safetensors lightning_models.layers "
 LEAF += " ".join(f"lightning_models.{name}" for name in sorted(LEAVES))
 METHOD = f"{LEAF} lightning_models.base lightning_models.ROOM lightning_models.transformer"
@@ -38,8 +39,8 @@ NETWORKS = " ".join(  # of the room and of the plain decoder: the files that kno
     f" -lightning_models.{room}.import_weights"
     for room in ("ROOM", "transformer")
 )
-SHARED = "lightning_models.checkpoint lightning_models.recipe"
-"""The one reader of checkpoints, and the one builder of what they name."""
+SHARED = "lightning_models.atomic_files lightning_models.checkpoint lightning_models.recipe"
+"""The one writer of files, the one reader of checkpoints, the one builder of what they name."""
 RULES = (
     (r"lightning_models/__init__", "lightning_models"),
     (r"lightning_models/layers/.*", "torch lightning_models.layers"),

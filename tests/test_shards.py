@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.hf_storage import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 
-from lightning_models import shards
+from callbacks.checkpoint_io import AtomicCheckpointIO
 from lightning_models.checkpoint import (
     CheckpointError,
     newest_checkpoint,
     read_checkpoint,
     read_whole,
+    shards,
 )
 from tests.programs import ROOT, Program
-from training.checkpoints import AtomicCheckpointIO
 
 WEIGHT, MOMENT = torch.arange(15.0).view(5, 3), torch.arange(5.0)
 TENSORS = {("state_dict", "w"): WEIGHT, ("optimizer_states", 0, "state", 0, "exp_avg"): MOMENT}
@@ -146,15 +146,15 @@ def test_parts_of_another_checkpoint_are_refused(with_sums, reader):
 RANK_OF_TWO = """
 import sys
 import torch.distributed as dist
-from lightning_models import shards
-from training.checkpoints import AtomicCheckpointIO
+from callbacks.checkpoint_io import AtomicCheckpointIO
+from lightning_models.checkpoint import CheckpointError, shards
 
 dist.init_process_group("gloo")
 read, digest = [], shards.digest
 shards.digest = lambda path: (read.append(path.name), digest(path))[1]
 try:
     weight = AtomicCheckpointIO().load_checkpoint(sys.argv[1])["state_dict"]["w"].sum().item()
-except shards.BrokenShardsError as error:
+except CheckpointError as error:
     weight = f"{error} {error.agreed}"
 print(*read, weight, sep="|")
 """

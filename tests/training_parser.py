@@ -1,9 +1,8 @@
-"""Command lines of trainings, parsed by one parser: to build one takes longer than to parse."""
+"""Command lines of new trainings, parsed by one parser: building one takes longer than parsing."""
 
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -20,10 +19,9 @@ def training_parser() -> ArgumentParser:
     return LatentCLI([f"-c={TINY}", *ON_CPU], run=False).parser
 
 
-def parse_training(words: Sequence[str], saved: dict[str, Any] | None = None) -> Namespace:
-    """What ``train.py`` makes of the words after the verb; ``saved``: recipes that come first."""
+def parse_training(words: Sequence[str]) -> Namespace:
+    """What ``train.py fit`` makes of the words after the verb, without a checkpoint."""
     parser, given = training_parser(), look(words)
     for key in ("model", "data"):
-        own = {"class_path": given.own_class(key)}
-        parser.set_defaults({key: own if saved is None else saved[key]})
+        parser.set_defaults({key: {"class_path": given.own_class(key)}})
     return parser.parse_args([*words, *ON_CPU])

@@ -2,10 +2,11 @@
 
 | File | What it holds |
 |---|---|
-| ``cli`` | ``LatentCLI`` and ``main`` |
+| ``program`` | ``main``: the verbs, and their exit codes |
+| ``cli`` | ``LatentCLI``, which builds model, data and trainer, and runs a verb |
+| ``parsing`` | its command line, laid over the checkpoint that it names |
 | ``arguments`` | first look at the command line, ranges of values, conflicts with a checkpoint |
-| ``checkpoints`` | which checkpoint ``--ckpt_path`` means; atomic writing |
-| ``records`` | ``config.yaml`` of a run with commit and versions; the run's id; its folder's lock |
+| ``run_folder`` | the folder of a run, which one process at a time writes to |
 | ``plan`` | ``train.py plan``: parameters, tokens, FLOPs, memory and hours of a run |
 | ``synthetic`` | models without files, and batches of random tokens, for plans and benchmarks |
 | ``sizes`` | refuses sizes that the machine cannot hold |
@@ -18,8 +19,9 @@
 | ``errors`` | which errors are the user's, and their one line |
 """
 
-from training.cli import LatentCLI, main
+from training.cli import LatentCLI
 from training.errors import UserError
+from training.program import main
 from training.strategies import FullySharded
 
 __all__ = ["FullySharded", "LatentCLI", "UserError", "main"]

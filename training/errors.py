@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import re
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
-from datamodules.journals import no_room
+from lightning_models.atomic_files import full_disk
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lightning_models", "datamodules", "callbacks", "training", "evaluation")
@@ -79,9 +80,9 @@ def explain(error: BaseException) -> str | None:
         return _one_line(str(error))
     if isinstance(error, ValueError) and _raised_by(error, "lightning", "trainer", "loops"):
         return _one_line(str(error))
-    if (full := no_room(error)) is not None:
+    if (full := full_disk(error)) is not None:
         name = getattr(error, "filename", None) or "the log, or another file of the run"
-        return f"{name} cannot be written ({full}); make room, or choose another place"
+        return f"{name} cannot be written ({os.strerror(full)}); make room, or choose another place"
     if of_launcher(error):
         missing = f"the environment variable {error} is missing; start with srun or torchrun"
         text = missing if isinstance(error, KeyError) else _one_line(str(error))
@@ -262,6 +263,8 @@ def _is_ours(error: BaseException) -> bool:
         return True
     if not isinstance(error, ValueError | OSError):
         return False
+    if isinstance(error, OSError) and (error.filename is not None or full_disk(error)):
+        return False  # the system's words, which name a file
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return False

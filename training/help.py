@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_models.recipe import ExactOptions
+from lightning_models.recipe_options import ExactOptions
 
 VERBS = {
     "fit": "Trains a model",
@@ -16,6 +16,7 @@ VERBS = {
     "list": "Shows the configs: parameters, FLOPs per token, tokens",
     "plan": "Predicts a run's tokens, FLOPs, hours and memory, without training",
 }
+EXAMPLE = "python train.py fit -c configs/transformer/tiny.yaml"
 DESCRIPTION = (
     " ".join(f"{verb}: {text}." for verb, text in VERBS.items())
     + " `python train.py VERB --help` describes the options of a verb."

@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 
-from callbacks.hooks import write_whole
+from lightning_models.atomic_files import write_whole
 from lightning_models.checkpoint import Checkpoint
 from training.errors import UserError
 
@@ -125,6 +125,8 @@ class _InRunFolder(_Once):
     """A logger whose values lie elsewhere; checkpoints and records still go to the run's folder."""
 
     folder: Path
+    takes_config = True
+    """Whether ``SaveRunRecord`` hands over the configuration."""
 
     @property
     def save_dir(self) -> str:

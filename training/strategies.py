@@ -1,20 +1,17 @@
 """FSDP2 over every process of a run, and the number of processes that a strategy needs."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor import empty as empty_dtensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lightning_models import shards
+from callbacks.checkpoint_io import ShardWriter, load_sharded
 from lightning_models.base import OTHER_SHARDING
-from lightning_models.checkpoint import is_model_folder, read_file, read_whole
-from training.checkpoints import ShardWriter
+from lightning_models.checkpoint import shards
 from training.errors import UserError
 
 
@@ -108,7 +105,7 @@ class FullySharded(ModelParallelStrategy):
         for key, tensor in left.items():
             whole = tensor.full_tensor()
             if self.is_global_zero:  # which writes
-                shards.put_back(rest, {key: whole.cpu()})
+                shards.put_back(rest, {key: whole.cpu()}, path)
         super().save_checkpoint(rest, path, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
@@ -120,50 +117,12 @@ class FullySharded(ModelParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads weights and optimisers; returns the content. All ranks must call this.
-
-        Any number of processes and any strategy may have written it. Each rank reads the
-        parts that it needs.
-
-        Raises:
-            UserError: If it has no optimiser state, or its groups of parameters differ.
-        """
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
+        """Loads weights and optimisers, see `load_sharded`; returns the content."""
         path = Path(self.broadcast(checkpoint_path))
         if self._writer is not None:
             self._writer.wait()
-        model = self.lightning_module
-        assert model is not None
-        whole = StateDictOptions(full_state_dict=True, strict=model.strict_loading)
-        if is_model_folder(path):
-            content = read_whole(path)
-            set_model_state_dict(model, content["state_dict"], options=whole)
-            return content
-        content = read_file(path)
-        if shards.KEY in content:
-            like: Any = next(model.parameters())
-            mesh, placements = like.device_mesh, like.placements
-            empty = partial(empty_dtensor, device_mesh=mesh, placements=placements)
-            content = shards.whole(path, content, empty, together=True)
-            model.load_state_dict(content["state_dict"], strict=model.strict_loading)
-        else:
-            set_model_state_dict(model, content["state_dict"], options=whole)
-        states = content.get("optimizer_states", ())
-        if len(states) < len(self.optimizers):
-            raise UserError(f"{path} holds weights alone, so there is no optimiser to go on with")
-        for optimizer, state in zip(self.optimizers, states, strict=False):  # none in evaluation
-            sizes = [
-                [len(group["params"]) for group in groups]
-                for groups in (state["param_groups"], optimizer.param_groups)
-            ]
-            if sizes[0] != sizes[1]:
-                raise UserError(
-                    f"{path}: its optimiser has groups of {sizes[0]} parameters, the config's has "
-                    f"{sizes[1]}; resume with the optimizer options it was trained with"
-                )
-            optimizer.load_state_dict(_in_shards(optimizer, state))
-        return content
+        assert self.lightning_module is not None
+        return load_sharded(path, self.lightning_module, self.optimizers)
 
     def teardown(self) -> None:
         """Waits for a checkpoint that is being written."""
@@ -173,29 +132,6 @@ class FullySharded(ModelParallelStrategy):
         finally:
             self._writer = None
             super().teardown()
-
-
-def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns an optimiser's state with whole moments cut as their parameters are."""
-    groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
-    pairs = (zip(saved["params"], current["params"], strict=True) for saved, current in groups)
-    parameters: dict[int, Any] = {idx: p for group in pairs for idx, p in group}
-
-    def cut(idx: int, value: Any) -> Any:
-        like = parameters[idx]
-        is_moment = isinstance(value, torch.Tensor) and value.shape == like.shape
-        if not is_moment or isinstance(value, DTensor):
-            return value
-        # every rank has the file; the copy lets go of it
-        return distribute_tensor(
-            value, like.device_mesh, like.placements, src_data_rank=None
-        ).clone()
-
-    moments = {
-        idx: {key: cut(idx, value) for key, value in each.items()}
-        for idx, each in state["state"].items()
-    }
-    return {**state, "state": moments}
 
 
 def count_devices(devices: Any) -> int:

@@ -14,11 +14,11 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, ones_like
 
 from callbacks.analysis.report import AnalysisReport, as_pixels
-from callbacks.checkpointing import check_folder
 from callbacks.hooks import EvaluationHooks, check_least, gather
 from callbacks.logging import log_images, log_text
 from callbacks.random_state import undisturbed
 from callbacks.trainer_state import tokenizer_of
+from lightning_models.atomic_files import check_folder
 
 
 class NothingToAnalyseError(ValueError):

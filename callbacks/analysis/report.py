@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from callbacks.hooks import write_whole
+from lightning_models.atomic_files import write_whole
 
 DPI = 120
 BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d97b29", "#3f9c6b", "#8a8f98"

@@ -22,12 +22,12 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from tqdm import tqdm
 
 from datamodules.files import expand
-from datamodules.journals import write_whole
 from datamodules.reasoning.examples import Example
 from datamodules.reasoning.gsm8k import CURE, Solved, check_format, read_solved, solved
 from datamodules.reasoning.placement import Placing, counts_of
 from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig, place_steps
 from datamodules.word_problems import REPOSITORY, GSM8KName, fetch_problems
+from lightning_models.atomic_files import write_whole
 
 _PROGRAM = "python -m datamodules.reasoning.align"
 

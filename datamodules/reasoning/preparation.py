@@ -31,12 +31,7 @@ from tqdm import tqdm
 
 from datamodules.encoding import EncodedChunk
 from datamodules.journals import full_disk_named
-from datamodules.prepare import (
-    SectionWriter,
-    shard_name,
-    write_meta,
-    write_tokenizer,
-)
+from datamodules.prepare import SectionWriter, shard_name, write_meta, write_tokenizer
 from datamodules.reasoning.examples import EncodedExample, Example, Wording, encode_examples
 from datamodules.store import (
     SIZE,
@@ -51,6 +46,7 @@ from datamodules.store import (
     whole_number,
 )
 from datamodules.tokenizer_base import Tokenizer
+from lightning_models.atomic_files import write_whole
 
 # ---- what is counted
 
@@ -407,7 +403,7 @@ class _Writer:
         for name, values in zip(ARRAYS, (firsts, groups, *steps), strict=True):
             # not tofile, whose error on a full disk does not say so
             content = np.asarray(values, dtype=INDEX).tobytes()
-            (self._folder / f"{split}.{name}").write_bytes(content)
+            write_whole(self._folder / f"{split}.{name}", content)
         self._sizes[split] = {"examples": len(groups), "steps": len(steps[0]), "longest": longest}
 
     def _sifted(self, split: Split, example: EncodedExample) -> EncodedExample | None:

@@ -14,7 +14,6 @@ from evaluation.arguments import (
     add_model_arguments,
     add_tokenizer_argument,
     load_with_tokenizer,
-    split_words,
 )
 from evaluation.cost import non_embedding_parameters
 from evaluation.devices import autocast
@@ -23,6 +22,7 @@ from evaluation.provenance import describe_model
 from evaluation.results import keep
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
+from lightning_models.recipe import split_names
 
 DEFAULT_BATCH = 16
 DEFAULT_GENERATED = 256
@@ -98,7 +98,7 @@ def run(settings: Namespace) -> None:
     """Scores the tasks, prints the table and writes the files that are asked for."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
-    names = split_words(settings.tasks)
+    names = split_names(settings.tasks)
     if not names:
         raise ValueError(f"tasks ({settings.tasks}) must name some, by commas, e.g. lambada_openai")
     # Texts are shorter than training's windows: App. E.1 of the Thoughtbubbles paper.

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from callbacks import KeepOptimizerSettings, ResumeState, ScheduleChange
-from callbacks.resume import _added, _rebase
+from callbacks.optimizer_settings import _rebase
+from callbacks.resume import _added
 from lightning_models import OptimizerConfig
 
 # ---- random states and settings

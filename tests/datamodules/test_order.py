@@ -119,7 +119,7 @@ def test_a_disk_that_cannot_be_written_is_no_obstacle(stream, monkeypatch):
     monkeypatch.setattr(Path, "replace", refused)
     with pytest.warns(UserWarning, match="cannot be written"):
         assert epoch_order(stream, seed=1, epoch=0).numbers.tolist() == expected
-    assert not list(stream.split_file("").parent.glob("*.tmp"))
+    assert not list(stream.split_file("").parent.glob(".*.partial"))
 
 
 @pytest.mark.usefixtures("shared")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evaluation.compare import curves_frame
-from evaluation.compare_report import FILES, check_folder, close, equal, same_parts
+from evaluation.compare_report import FILES, close, equal, report_folder, same_parts
 from evaluation.output import write_folder
 from evaluation.run_metrics import (
     RunMetrics,
@@ -290,7 +290,7 @@ def writes(text, *names):
 
 
 def test_a_new_folder_appears_whole(tmp_path):
-    folder = check_folder(str(tmp_path / "deep" / "report"))
+    folder = report_folder(str(tmp_path / "deep" / "report"))
 
     def fails_halfway(place):
         writes("x")(place)
@@ -307,7 +307,7 @@ def test_an_earlier_report_is_replaced_and_other_files_stay(tmp_path):
     folder = tmp_path / "report"
     write_folder(folder, writes("first", "loss.svg", "report.md"), FILES)
     (folder / "notes.txt").write_text("mine")
-    assert check_folder(str(folder)) == folder
+    assert report_folder(str(folder)) == folder
     write_folder(folder, writes("second", "report.md"), FILES)
     assert {path.name for path in folder.iterdir()} == {"report.md", "report.html", "notes.txt"}
     assert "second" in (folder / "report.html").read_text()
@@ -319,6 +319,6 @@ def test_folders_of_others_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for path in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(ValueError, match="output"):
-            check_folder(str(path))
+            report_folder(str(path))
     (tmp_path / "empty").mkdir()
-    assert check_folder(str(tmp_path / "empty")) == tmp_path / "empty"
+    assert report_folder(str(tmp_path / "empty")) == tmp_path / "empty"

@@ -201,7 +201,7 @@ def test_what_cannot_be_written_is_named_before_the_work(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("result.json/report", "cannot write to"),
+        ("result.json/report", "result.json is a file; choose another folder"),
         ("result.json", "is a file; name a folder"),
     ],
 )

@@ -24,8 +24,7 @@ from datamodules.tokenizers import (
 )
 from evaluation.exporting import write_tokenizer
 from evaluation.load import build_model
-from lightning_models import shards
-from lightning_models.checkpoint import read_checkpoint
+from lightning_models.checkpoint import read_checkpoint, shards
 from tests.verbs import VERBS
 from training import main as train_main
 

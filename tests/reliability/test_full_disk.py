@@ -5,20 +5,20 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
 
+from callbacks.checkpoint_io import AtomicCheckpointIO
 from datamodules import StateTracking
 from datamodules.prepare import prepare_store
 from datamodules.store import Store, StoreError
 from datamodules.tokenizers import BytesTokenizer
 from evaluation.cli import main as evaluate_main
-from lightning_models.checkpoint import read_checkpoint
+from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from tests.programs import run
 from training import main as train_main
-from training.checkpoints import AtomicCheckpointIO
-from training.errors import UserError
 
 RECIPE = {"model": {"class_path": "lightning_models.TransformerLM", "init_args": {}}}
 FULL = r"cannot write the checkpoint .*last\.ckpt \({}\); the previous one is whole\. Make room"
@@ -42,7 +42,7 @@ def limited_files():
 def test_a_refused_write_leaves_the_previous_one(tmp_path):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(content(1, 1), path)
-    with pytest.raises(UserError, match=FULL.format("File too large")):
+    with pytest.raises(CheckpointError, match=FULL.format("File too large")):
         AtomicCheckpointIO().save_checkpoint(content(2, 3), path)
     assert read_checkpoint(path).step == 1
     assert os.listdir(tmp_path) == ["last.ckpt"]
@@ -64,7 +64,7 @@ def small_disk(tmp_path):
 def test_a_full_file_system_leaves_the_previous_one(small_disk):
     path = small_disk / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(content(1, 1), path)
-    with pytest.raises(UserError, match=FULL.format("No space left on device")):
+    with pytest.raises(CheckpointError, match=FULL.format("No space left on device")):
         AtomicCheckpointIO().save_checkpoint(content(2, 3), path)
     assert read_checkpoint(path).step == 1
     assert os.listdir(small_disk) == ["last.ckpt"]
@@ -180,8 +180,9 @@ WRITERS = {
 
 
 @pytest.fixture
-def tiny_files():
-    """No file of this process may grow beyond 50 bytes."""
+def tiny_files(monkeypatch):
+    """No file of this process may grow beyond 50 bytes; Python would cut off what it compiles."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)

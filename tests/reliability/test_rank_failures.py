@@ -199,11 +199,11 @@ def test_a_damaged_part_without_an_older_checkpoint_is_named(text_file, with_par
 UNVERIFIED = """
 import sys
 from functools import partial
-import training.cli
+import training.parsing
 
-found = training.cli.find_checkpoint
-training.cli.find_checkpoint = lambda *args, **_: found(*args, verifies=False)
-sys.exit(training.cli.main(sys.argv[1:]))
+found = training.parsing.find_checkpoint
+training.parsing.find_checkpoint = lambda *args, **_: found(*args, verifies=False)
+sys.exit(training.main(sys.argv[1:]))
 """
 
 

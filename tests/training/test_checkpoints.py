@@ -10,10 +10,9 @@ import pytest
 import torch
 from tokenizer_files import begun, byte_level
 
-from lightning_models.checkpoint import CheckpointError, read_checkpoint
+from callbacks.checkpoint_io import AtomicCheckpointIO
+from lightning_models.checkpoint import CheckpointError, find_checkpoint, read_checkpoint
 from tests.training.conftest import checkpoint_folder, load
-from training.checkpoints import AtomicCheckpointIO, find_checkpoint
-from training.errors import UserError
 
 
 def save(path, step, time=None, run=None):
@@ -184,7 +183,7 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, wrapped
 
     monkeypatch.setattr(torch, "save", fails)
     expected = r"cannot write .*last\.ckpt \(No space left on device\); the previous one is whole"
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(CheckpointError, match=expected):
         AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
     monkeypatch.undo()
     assert read_checkpoint(path).step == 4

@@ -11,7 +11,8 @@ import lightning_models.recipe as recipe_module
 from datamodules import LanguageDataModule
 from lightning_models import LanguageModel, OptimizerConfig, TransformerConfig, TransformerLM
 from lightning_models.checkpoint import read_checkpoint
-from lightning_models.recipe import complete, lay_over, parse_over
+from lightning_models.recipe import complete
+from lightning_models.recipe_options import lay_over, parse_over
 from tests.training.conftest import checkpoint_folder, load
 from training import main
 from training.arguments import LINKED_KEYS, Conflict, as_table, find_conflicts

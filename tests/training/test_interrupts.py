@@ -34,7 +34,7 @@ def test_before_the_first_step_the_exit_code_is_130(fit, tmp_path, monkeypatch, 
 
 
 def test_before_there_is_a_trainer_the_exit_code_is_130(monkeypatch, capsys):
-    monkeypatch.setattr("training.cli.LatentCLI", interrupt)
+    monkeypatch.setattr("training.program.LatentCLI", interrupt)
     assert main(["fit"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
     with pytest.raises(KeyboardInterrupt):
@@ -43,7 +43,7 @@ def test_before_there_is_a_trainer_the_exit_code_is_130(monkeypatch, capsys):
 
 
 def test_other_exits_stay(monkeypatch):
-    monkeypatch.setattr("training.cli.LatentCLI", lambda _: sys.exit(7))
+    monkeypatch.setattr("training.program.LatentCLI", lambda _: sys.exit(7))
     with pytest.raises(SystemExit, match="7"):
         main(["fit"])
 

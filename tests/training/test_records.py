@@ -16,14 +16,15 @@ import yaml
 from filelock import FileLock
 from jsonargparse import Namespace
 
+from callbacks.run_record import SaveRunRecord, as_yaml, free_path, git_commit
 from evaluation.runs import find_compared
-from lightning_models.checkpoint import read_checkpoint
+from lightning_models.checkpoint import CheckpointError, read_checkpoint
 from tests.programs import Program
 from tests.reliability.runs import Run, finished, killed, step_lines
 from tests.training.conftest import checkpoint_folder, load
 from training import UserError, main
 from training.help import TrainingParser
-from training.records import SaveRunRecord, as_yaml, free_path, git_commit, hold_folder
+from training.run_folder import hold_folder
 
 
 def test_the_record_names_command_commit_and_versions(trained):
@@ -205,10 +206,10 @@ def test_two_runs_that_start_at_once_have_a_folder_each(text_file, tmp_path):
 
 IMPATIENT = """
 import sys
-import training.records
+import training.run_folder
 from training import main
 
-training.records.PATIENCE = 0.5
+training.run_folder.PATIENCE = 0.5
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -279,7 +280,7 @@ def test_a_resume_that_has_waited_takes_the_newer_checkpoint(fit, own_run, monke
         lock.release(force=True)
 
     clock = threading.Timer(0.1, end_of_the_other)
-    monkeypatch.setattr("training.records.rank_zero_info", lambda _: clock.start())
+    monkeypatch.setattr("training.run_folder.rank_zero_info", lambda _: clock.start())
     assert fit(own_run, "--ckpt_path=last", "--trainer.max_steps=7", bare=True) == 0
     assert (folder.parent / "config_6.yaml").is_file()
     assert load(folder / "last.ckpt")["global_step"] == 7
@@ -348,13 +349,13 @@ def test_auto_is_for_training_alone(fit, tmp_path, capsys):
 def test_ranks_that_resume_another_run_are_refused(monkeypatch, path, run_id, dim):
     """The first rank may have found another checkpoint of the same run, if one is damaged."""
     sent = []
-    monkeypatch.setattr("training.records.gather", lambda own: sent.append(own) or [own])
+    monkeypatch.setattr("callbacks.run_record.gather", lambda own: sent.append(own) or [own])
     model = {"lr": 0.1, "dim": dim}
     SaveRunRecord(None, Namespace(model=model), run_id=run_id)._check_resumed(path)
-    monkeypatch.setattr("training.records.gather", lambda own: [*sent, own])
+    monkeypatch.setattr("callbacks.run_record.gather", lambda own: [*sent, own])
     second = SaveRunRecord(None, Namespace(model={"dim": 1, "lr": 0.1}), run_id="a")
     same = (path, run_id, dim) == ("older.ckpt", "a", 1)
-    with nullcontext() if same else pytest.raises(UserError, match="ckpt_path"):
+    with nullcontext() if same else pytest.raises(CheckpointError, match="ckpt_path"):
         second._check_resumed("last.ckpt")
 
 

@@ -1,65 +1,32 @@
-"""Which checkpoint ``--ckpt_path`` means, and how checkpoints are written."""
+"""How checkpoints are written and loaded: whole files, and parts of several ranks."""
 
 import copy
 import errno
 import glob
-import os
 import shutil
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from torch.distributed.checkpoint import HuggingFaceStorageWriter, SavePlan, SavePlanner
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import empty as empty_dtensor
+from torch.optim import Optimizer
 
 from callbacks.hooks import gather
-from lightning_models import shards
 from lightning_models.checkpoint import (
-    Checkpoint,
-    best_checkpoint,
-    checkpoint_files,
+    CheckpointError,
     is_model_folder,
-    newest_checkpoint,
-    place_of,
-    read_checkpoint,
-    read_whole,
+    read_file,
+    shards,
+    write_file,
 )
-from training.errors import UserError
-
-AUTO = "auto"
-"""Value of ``--ckpt_path`` for the last checkpoint, and a new run where there is none yet."""
-
-
-def find_checkpoint(
-    ckpt_path: str, folders: Sequence[Path], verb: str = "fit", *, verifies: bool = True
-) -> Checkpoint | None:
-    """Returns the checkpoint that ``--ckpt_path`` names, or None if ``auto`` begins a new run.
-
-    Args:
-        ckpt_path: A path, or ``last`` for the furthest whole checkpoint of the newest run below
-            ``folders``, ``best`` for the best one of that run, or ``auto`` for ``last`` if there is
-            a checkpoint file.
-        folders: Folders to search, with all their subfolders.
-        verb: Verb of the command line; only ``fit`` can begin a run.
-        verifies: See :func:`read_checkpoint`.
-
-    Raises:
-        ValueError: If there is none, or it cannot be read.
-    """
-    if ckpt_path == AUTO and verb == "fit":
-        if not any(path for folder in folders for path in checkpoint_files(folder)):
-            return None
-        ckpt_path = "last"
-    if ckpt_path not in ("last", "best", AUTO):
-        return read_checkpoint(place_of(ckpt_path, "ckpt_path"), verifies=verifies)
-    last = newest_checkpoint(folders, verifies=verifies)
-    if ckpt_path != "best":
-        return last
-    return best_checkpoint(last, "ckpt_path=best", verifies=verifies)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -78,23 +45,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-            leftover.unlink(missing_ok=True)  # of a process that was killed while writing
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
+            write_file(target, checkpoint)
             _remove_shards(target, but=checkpoint.get(shards.KEY, {}).get("folder"))
         except (OSError, RuntimeError) as error:
             reason = _system_error(error)
             if reason is None:
                 raise
-            raise UserError(_not_written(target, reason)) from error
-        finally:
-            partial.unlink(missing_ok=True)
+            raise CheckpointError(_not_written(target, reason)) from error
 
     def load_checkpoint(
         self,
@@ -102,15 +60,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Returns everything a checkpoint holds, also in parts that processes have written.
+        """Returns everything a checkpoint holds, on the CPU, also what processes wrote in parts.
 
         All processes of a run call this together, and read the checkpoint that the first one has
         found: later ones do not verify parts before, and may have found a damaged one.
         """
         path = gather(path)[0]
-        if "://" not in str(path) and is_model_folder(Path(path)):
-            return read_whole(path)
-        content: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+        content: dict[str, Any]
+        if "://" in str(path) or weights_only is False:  # which runs code that a file brings along
+            content = super().load_checkpoint(path, weights_only=weights_only)
+        else:
+            content = read_file(Path(path), mapped=False)
         return content if "://" in str(path) else shards.whole(Path(path), content, together=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -128,7 +88,7 @@ def _remove_shards(target: Path, but: str | None) -> None:
 
 
 class ShardWriter:
-    """Writes checkpoints in parts (:mod:`lightning_models.shards`), one after the other.
+    """Writes checkpoints in parts (:mod:`lightning_models.checkpoint.shards`), one after the other.
 
     Each rank writes its shards, and rank 0 then the file that names them. All ranks make one, and
     call its methods together.
@@ -154,7 +114,7 @@ class ShardWriter:
             path: The file, the same on all ranks.
 
         Raises:
-            UserError: If this checkpoint, or the one before, cannot be written.
+            CheckpointError: If this checkpoint, or the one before, cannot be written.
         """
         self.wait()
         rest, tensors = shards.take_out(content, lambda value: isinstance(value, DTensor))
@@ -172,7 +132,7 @@ class ShardWriter:
         """Waits until a checkpoint that was begun is written.
 
         Raises:
-            UserError: If it cannot be written.
+            CheckpointError: If it cannot be written.
         """
         running, self._running = self._running, None
         if running is not None:
@@ -194,25 +154,22 @@ class ShardWriter:
             reason = next((reason for reason in reasons if reason is not None), None)
             if reason is None:
                 raise
-            raise UserError(_not_written(path, reason), agreed=True) from error
+            raise CheckpointError(_not_written(path, reason), agreed=True) from error
         rest[shards.KEY]["sums"] = self._sums(folder, writer.names, path)
         failure: list[str | None] = [None]
         if torch.distributed.get_rank() == 0:
             try:
                 self._file_writer.save_checkpoint(rest, path)
-            except UserError as error:
+            except CheckpointError as error:
                 failure = [str(error)]
         torch.distributed.broadcast_object_list(failure, group=self._group)
         if failure[0] is not None:
-            raise UserError(failure[0], agreed=True)
+            raise CheckpointError(failure[0], agreed=True)
 
     def _sums(self, folder: Path, names: set[str], path: Path) -> dict[str, str]:
         """Returns the digests of all parts; each rank reads the parts that it has written.
 
         No rank lists the folder: on a network file system it may not see yet what others wrote.
-
-        Raises:
-            UserError: If one cannot be read; on all ranks.
         """
         written = {name: shards.sum_of(folder / name) for name in names}
         of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
@@ -220,7 +177,7 @@ class ShardWriter:
         sums = {name: value for each in of_ranks for name, value in each.items()}
         if not all(sums.values()):
             reason = OSError(errno.EIO, f"{folder} cannot be read back")
-            raise UserError(_not_written(path, reason), agreed=True)
+            raise CheckpointError(_not_written(path, reason), agreed=True)
         return sums
 
 
@@ -233,6 +190,75 @@ class _NamedParts(HuggingFaceStorageWriter):
         written = super().write_data(plan, planner)
         self.names = {result.storage_data.relative_path for result in written.wait()}
         return written
+
+
+def load_sharded(
+    path: Path, model: L.LightningModule, optimizers: Sequence[Optimizer]
+) -> dict[str, Any]:
+    """Loads a checkpoint into a sharded model and its optimisers, and returns its content.
+
+    Any number of processes and any strategy may have written it. Each rank reads the parts that
+    it needs; all ranks must call this.
+
+    Args:
+        path: The checkpoint's file, or a model folder, which has no state of optimisers.
+        model: The module, its parameters sharded by FSDP2.
+        optimizers: The optimisers to be restored, none in evaluation.
+
+    Raises:
+        CheckpointError: If it has no optimiser state, or its groups of parameters differ.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    content: dict[str, Any] = read_file(path)
+    if shards.KEY in content:
+        like: Any = next(model.parameters())
+        empty = partial(empty_dtensor, device_mesh=like.device_mesh, placements=like.placements)
+        content = shards.whole(path, content, empty, together=True)
+        model.load_state_dict(content["state_dict"], strict=model.strict_loading)
+    else:
+        options = StateDictOptions(full_state_dict=True, strict=model.strict_loading)
+        set_model_state_dict(model, content["state_dict"], options=options)
+    if is_model_folder(path):
+        return content
+    states = content.get("optimizer_states", ())
+    if len(states) < len(optimizers):
+        raise CheckpointError(f"{path} holds weights alone, so there is no optimiser to go on with")
+    for optimizer, state in zip(optimizers, states, strict=False):
+        sizes = [
+            [len(group["params"]) for group in groups]
+            for groups in (state["param_groups"], optimizer.param_groups)
+        ]
+        if sizes[0] != sizes[1]:
+            raise CheckpointError(
+                f"{path}: its optimiser has groups of {sizes[0]} parameters, the config's has "
+                f"{sizes[1]}; resume with the optimizer options it was trained with"
+            )
+        optimizer.load_state_dict(_in_shards(optimizer, state))
+    return content
+
+
+def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Returns an optimiser's state with whole moments cut as their parameters are."""
+    groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    pairs = (zip(saved["params"], current["params"], strict=True) for saved, current in groups)
+    parameters: dict[int, Any] = {idx: p for group in pairs for idx, p in group}
+
+    def cut(idx: int, value: Any) -> Any:
+        like = parameters[idx]
+        is_moment = isinstance(value, torch.Tensor) and value.shape == like.shape
+        if not is_moment or isinstance(value, DTensor):
+            return value
+        # every rank has the file; the copy lets go of it
+        return distribute_tensor(
+            value, like.device_mesh, like.placements, src_data_rank=None
+        ).clone()
+
+    moments = {
+        idx: {key: cut(idx, value) for key, value in each.items()}
+        for idx, each in state["state"].items()
+    }
+    return {**state, "state": moments}
 
 
 def _system_error(error: BaseException | None) -> OSError | None:

@@ -1,8 +1,6 @@
-"""Checkpoints: when they are written, which are kept, and a validation that was cut short."""
+"""When checkpoints are written, and which are kept."""
 
-import tempfile
 import time
-import zipfile
 from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
@@ -17,19 +15,10 @@ from torch import Tensor
 from callbacks.hooks import AgreedEnd
 from callbacks.logging import write_pending_logs
 from callbacks.nonfinite import NonFiniteError, check_weights, weights_are_finite
-from callbacks.trainer_state import (
-    in_accumulation,
-    log_interval,
-    run_id,
-    validation_follows,
-    validation_unfinished,
-)
-from lightning_models.checkpoint import read_file
+from callbacks.trainer_state import in_accumulation, log_interval, run_id, validation_follows
+from lightning_models.checkpoint import is_torn, read_file
 
-KEY = "pending_validation"
 MONITOR = "val/loss"
-UNLIMITED = -1
-_PROGRESS = "epoch_loop.val_loop.batch_progress"
 
 
 class SaveCheckpoints(ModelCheckpoint):
@@ -338,104 +327,10 @@ def _is_of(name: str | None, stage: str) -> bool:
 def _is_torn_or_of_run(path: Path, run: str | None) -> bool:
     if not path.is_file():
         return False
-    if not zipfile.is_zipfile(path):  # their index stands at the end
+    if is_torn(path):
         return True
     try:
         written_by = read_file(path)["run"]["id"]
     except Exception:  # whatever another program has written
         return False
     return run is not None and bool(written_by == run)
-
-
-# ---- validations that were cut short
-
-
-class PendingValidation(L.Callback):
-    """Has a run that ended within a validation begin with that validation, from its first batch.
-
-    A checkpoint that is written before the end of a validation says so, in the words of Lightning's
-    loops: as if its process had died in the first batch. They then go back into the validation with
-    the epoch and the step of the log that it would have had.
-    """
-
-    def __init__(self) -> None:
-        self._pending = False
-        self._step = 0
-        self._max_steps: int | None = None  # while it is lifted
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        checkpoint[KEY] = validation_unfinished(trainer)
-        if checkpoint[KEY]:
-            progress = checkpoint["loops"]["fit_loop"][_PROGRESS]
-            nothing = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
-            progress["current"] = nothing
-            progress["total"] = {**nothing, "ready": 1, "started": 1}
-            progress["is_last_batch"] = False
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        self._pending = bool(checkpoint.get(KEY, False))  # older checkpoints have none
-        self._step = int(checkpoint["global_step"])
-        if trainer.strategy.restore_checkpoint_after_setup:  # then after on_fit_start
-            self._lift(trainer)
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keeps Lightning from taking a run for finished that lacks its last validation only.
-
-        The learning rate's schedule has been built with the true number of steps by now.
-        """
-        self._lift(trainer)
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._pending and not validation_follows(trainer):
-            self._settle(trainer)
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # The validation is being made up for: from here on all is as it was.
-        if self._pending:
-            self._settle(trainer)
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self._pending:
-            self._settle(trainer)
-
-    def _lift(self, trainer: L.Trainer) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        if self._pending and self._max_steps is None and 0 <= loop.max_steps <= self._step:
-            self._max_steps, loop.max_steps = loop.max_steps, UNLIMITED
-
-    def _settle(self, trainer: L.Trainer) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        self._pending = False
-        loop.val_loop.batch_progress.total.reset()  # or later checkpoints would look pending too
-        if self._max_steps is not None:
-            loop.max_steps, self._max_steps = self._max_steps, None
-
-
-# ---- folders
-
-
-def check_folder(key: str, folder: Path) -> None:
-    """Tries that a folder, which need not exist yet, can be written to; leaves no file there.
-
-    Args:
-        key: The argument that names it, for the message.
-        folder: The folder.
-
-    Raises:
-        ValueError: If it is a file, lies below one, or refuses files.
-    """
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise ValueError(f"{key} ({folder}): {existing} is a file; choose another folder")
-    try:
-        with tempfile.TemporaryDirectory(prefix=".trial-", dir=existing):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{key} ({folder}): {existing} cannot be written to ({error.strerror}); choose another "
-            "folder"
-        ) from error

@@ -20,18 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_models.checkpoint.content import CheckpointError
+
 KEY = "shards"
 """Key in a checkpoint of the folder, its files' digests, each tensor's name, place, shape."""
 
 Place = tuple[str | int, ...]
 """Keys from the content down to a tensor, e.g. ("optimizer_states", 0, "state", 3, "exp_avg")."""
-
-
-class BrokenShardsError(ValueError):
-    """Shards that are missing, incomplete or not those of their checkpoint."""
-
-    agreed = False
-    """Whether all processes of the run raise it at the same place."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ def take_out(content: Any, take: Callable[[Any], bool]) -> tuple[Any, dict[Place
     """Splits nested dicts and lists into a copy without some values, and these by their places.
 
     Args:
-        content: not changed.
-        take: whether a value of a dict is taken; not asked about dicts and lists.
+        content: It is not changed.
+        take: Whether a value of a dict is taken; not asked about dicts and lists.
     """
     taken: dict[Place, Any] = {}
 
@@ -68,11 +63,16 @@ def take_out(content: Any, take: Callable[[Any], bool]) -> tuple[Any, dict[Place
     return copy(content, ()), taken
 
 
-def put_back(content: Any, values: Mapping[Place, Any]) -> Any:
+def put_back(content: Any, values: Mapping[Place, Any], file: Path) -> Any:
     """Puts values back to where :func:`take_out` has found them, in place; returns the content.
 
+    Args:
+        content: Nested dicts and lists without the values.
+        values: The values by place.
+        file: The checkpoint's file, for messages.
+
     Raises:
-        BrokenShardsError: if the content has no such place.
+        CheckpointError: If the content has no such place.
     """
     for (*path, key), value in values.items():
         node = content
@@ -81,7 +81,9 @@ def put_back(content: Any, values: Mapping[Place, Any]) -> Any:
                 node = node[step]
             node[key] = value
         except (LookupError, TypeError) as error:
-            raise BrokenShardsError(f"names a tensor at {[*path, key]}, where none fits") from error
+            raise CheckpointError(
+                f"{file}: names a tensor at {[*path, key]}, where none fits"
+            ) from error
     return content
 
 
@@ -107,11 +109,6 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def names_of_parts(folder: Path) -> list[str]:
-    """Returns the sorted names of the files that hold the tensors."""
-    return sorted(path.name for path in folder.glob("*.safetensors"))
-
-
 def sum_of(path: Path) -> str:
     """Returns the digest of a file, an empty text where it cannot be read."""
     try:
@@ -129,14 +126,15 @@ class Shards:
     """The tensors in the folder of a checkpoint.
 
     Args:
-        path: the checkpoint's file.
-        content: of the file; it has :data:`KEY`.
+        path: The checkpoint's file.
+        content: The file's content, which has :data:`KEY`.
 
     Raises:
-        BrokenShardsError: if it names no folder next to it, or there is none.
+        CheckpointError: If it names no folder next to it, or there is none.
     """
 
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
+        self.path = path
         try:
             folder = str(content[KEY]["folder"])
             sums = content[KEY].get("sums")  # none in older checkpoints
@@ -152,16 +150,19 @@ class Shards:
             sound = all(isinstance(size, int) and size >= 0 for size in shapes)
             sound &= all(isinstance(dtype, torch.dtype) for dtype in dtypes)
         except (LookupError, TypeError, AttributeError) as error:
-            raise BrokenShardsError(f"its {KEY} cannot be read ({error})") from error
+            raise self._broken(f"its {KEY} cannot be read ({error})") from error
         if not sound:
-            raise BrokenShardsError(f"its {KEY} have shapes or dtypes that tensors do not have")
+            raise self._broken(f"its {KEY} have shapes or dtypes that tensors do not have")
         if folder != Path(folder).name or folder in ("", ".", ".."):
-            raise BrokenShardsError(f"its {KEY} are in {folder!r}, not in a folder next to it")
+            raise self._broken(f"its {KEY} are in {folder!r}, not in a folder next to it")
         self.folder = path.parent / folder
         if not self.folder.is_dir():
-            raise BrokenShardsError(
+            raise self._broken(
                 f"its tensors are in {self.folder}, which is missing; copy that folder, too"
             )
+
+    def _broken(self, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {problem}")
 
     def below(self, key: str) -> dict[str, str]:
         """Returns the names of the tensors below one key of the content, by their last key."""
@@ -176,19 +177,17 @@ class Shards:
             share: Which of the files to read, in the order of their names. The default is all.
 
         Raises:
-            BrokenShardsError: If a file changed, is missing or was added, or none has a digest.
+            CheckpointError: If a file changed, is missing or was added, or none has a digest.
         """
         if self.sums is None:
             return
         if self.tensors and not self.sums:
-            raise BrokenShardsError(
-                f"its {KEY} name no file of {self.folder}; take another checkpoint"
-            )
+            raise self._broken(f"its {KEY} name no file of {self.folder}; take another checkpoint")
         names = sorted(self.sums)
         wrong = [name for name in names[share] if sum_of(self.folder / name) != self.sums[name]]
-        wrong += [name for name in names_of_parts(self.folder) if name not in self.sums]
+        wrong += {path.name for path in self.folder.glob("*.safetensors")} - self.sums.keys()
         if wrong:
-            raise BrokenShardsError(
+            raise self._broken(
                 f"{self.folder / min(wrong)} is damaged, or not the file that was written (its "
                 "SHA-256 is not the one in the checkpoint); copy it again, or take another "
                 "checkpoint"
@@ -200,12 +199,13 @@ class Shards:
         """Returns tensors by name; it does not verify their files.
 
         Args:
-            names: which.
-            empty: makes the tensor to be filled, of a shape and a ``dtype``: a DTensor, of which
-                each process reads its part; then all must call this. None: whole ones on the CPU.
+            names: Names of the tensors.
+            empty: Makes the tensor to be filled, of a shape and a ``dtype``: a DTensor, of which
+                each process reads its part; then all must call this. The default makes whole
+                tensors on the CPU.
 
         Raises:
-            BrokenShardsError: if files are missing, damaged or of other tensors.
+            CheckpointError: If files are missing, damaged or of other tensors.
         """
         import torch.distributed.checkpoint as dcp
 
@@ -222,7 +222,7 @@ class Shards:
         """Checks by the headers of the files that they have each tensor from end to end.
 
         Raises:
-            BrokenShardsError: if files are missing, damaged or of other tensors.
+            CheckpointError: If files are missing, damaged or of other tensors.
         """
         from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -234,7 +234,7 @@ class Shards:
             complete = stored is not None and tuple(stored.size) == tensor.shape
             complete &= _fill(chunks, tensor.shape)
             if not complete or stored.properties.dtype != tensor.dtype:
-                raise BrokenShardsError(
+                raise self._broken(
                     f"{self.folder} does not have all of {name}; copy that folder again"
                 )
 
@@ -250,9 +250,7 @@ class Shards:
                 yield
         except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
             reason = str(error).splitlines()[-1]
-            raise BrokenShardsError(
-                f"{self.folder} is damaged ({reason}); copy it again"
-            ) from error
+            raise self._broken(f"{self.folder} is damaged ({reason}); copy it again") from error
 
 
 def _fill(chunks: Iterable[Any], shape: tuple[int, ...]) -> bool:
@@ -272,31 +270,27 @@ class TensorsInShards(Mapping[str, Tensor]):
     """Tensors below one key of the content, which are read when the first is asked for.
 
     Args:
-        shards: where they are.
-        key: of the content, such as ``state_dict``.
-        others: what the file itself has below that key.
+        shards: The parts that hold them.
+        key: A key of the content, such as ``state_dict``.
+        others: The tensors that the file itself has below that key.
     """
 
     def __init__(self, shards: Shards, key: str, others: Mapping[str, Any]) -> None:
         self._shards, self._names, self._others = shards, shards.below(key), others
 
     @cached_property
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, Tensor]:
         read = self._shards.read(self._names.values())
         return {**self._others, **{key: read[name] for key, name in self._names.items()}}
 
     def __getitem__(self, key: str) -> Tensor:
-        """Returns a tensor, on the CPU."""
-        tensor: Tensor = self._values[key]
-        return tensor
+        return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the keys."""
         yield from self._others
         yield from self._names
 
     def __len__(self) -> int:
-        """Returns how many tensors there are."""
         return len(self._others) + len(self._names)
 
 
@@ -307,17 +301,17 @@ def whole(
     *,
     together: bool = False,
 ) -> dict[str, Any]:
-    """Returns a checkpoint's content with all its tensors, in place; as it is, if none is sharded.
+    """Returns a checkpoint's content with all its tensors, in place; unchanged without shards.
 
     Args:
-        path: its file.
-        content: what the file holds.
-        empty: see :meth:`Shards.read`.
+        path: The checkpoint's file.
+        content: The file's content.
+        empty: See :meth:`Shards.read`.
         together: Whether all processes of the run call this. Each then verifies its share of the
             files, and all raise the same error.
 
     Raises:
-        BrokenShardsError: if they cannot be read.
+        CheckpointError: If they cannot be read.
     """
     if KEY not in content:
         return content
@@ -331,20 +325,19 @@ def whole(
     with _agreed(several):
         read = shards.read(shards.tensors, empty)
         values = {each.place: read[name] for name, each in shards.tensors.items()}
-        filled: dict[str, Any] = put_back(content, values)
-    return filled
+        return put_back(content, values, path)
 
 
 @contextmanager
 def _agreed(several: bool) -> Iterator[None]:
-    """Raises a BrokenShardsError on all processes of a run if one of them raises it within.
+    """Raises a CheckpointError on all processes of a run if one of them raises it within.
 
     The others would wait for it in the next collective operation.
     """
     problem: str | None = None
     try:
         yield
-    except BrokenShardsError as error:
+    except CheckpointError as error:
         if not several:
             raise
         problem = str(error)
@@ -353,6 +346,4 @@ def _agreed(several: bool) -> Iterator[None]:
     of_ranks: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, problem)
     if (first := next(filter(None, of_ranks), None)) is not None:
-        failure = BrokenShardsError(first)
-        failure.agreed = True
-        raise failure
+        raise CheckpointError(first, agreed=True)

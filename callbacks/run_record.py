@@ -1,12 +1,8 @@
 """The record of a run: its configuration, code and versions are written next to its logs.
 
-The run's id is in the record, in checkpoints and with the loggers. One process at a time writes to
-the folder of a run.
+The run's id is in the record, in checkpoints and with the loggers.
 """
 
-import contextlib
-import dataclasses
-import errno
 import importlib.metadata
 import json
 import platform
@@ -23,19 +19,14 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
-from filelock import FileLock, Timeout
 from jsonargparse import Namespace
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from callbacks.hooks import gather, write_whole
+from callbacks.hooks import gather
 from callbacks.logging import log_text
-from lightning_models.checkpoint import Checkpoint
+from lightning_models.atomic_files import write_whole
+from lightning_models.checkpoint import Checkpoint, CheckpointError
 from lightning_models.recipe import yaml_values
-from training.errors import PROJECT, UserError
-from training.loggers import MLFlowRun, RunPlace, WandbRun
 
 PACKAGE = "latent-thinking"
 _RUN = "# run: "  # first line of a record
@@ -98,7 +89,7 @@ class SaveRunRecord(SaveConfigCallback):
         for logger in trainer.loggers:
             block = "\n".join("    " + line for line in text.splitlines())
             log_text(logger, "config", block, self.step)
-            if isinstance(logger, WandbRun | MLFlowRun):
+            if getattr(logger, "takes_config", False):
                 logger.log_hyperparams(self.config.as_dict())
 
     def _check_resumed(self, path: str | None) -> None:
@@ -114,7 +105,7 @@ class SaveRunRecord(SaveConfigCallback):
         follow = None not in paths and self.run_id is not None
         if len(set(paths)) == 1 or (follow and len({each[1:] for each in of_ranks}) == 1):
             return
-        raise UserError(
+        raise CheckpointError(
             f"ckpt_path: the first process resumes from {paths[0]}, another one from "
             f"{next(each for each in paths if each != paths[0])}; give the path itself, in a "
             "folder that all nodes see",
@@ -152,135 +143,6 @@ def _escaped(value: Any) -> Any:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-# ---- one process at a time
-
-
-LOCK = ".lock"
-PATIENCE = 60.0
-"""Seconds for the process that trains a run to end, such as the one that SLURM has requeued."""
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-
-
-class WaitedError(Exception):
-    """The folder of a run was in use, and is free now; its checkpoint may be newer than before."""
-
-
-def hold(place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
-    """Holds the folder of a run, see :func:`hold_folder`; returns the place with its name.
-
-    Args:
-        place: Where the run is logged. Without a version the run gets a new folder.
-        at_end: Frees the folder, and removes it if nothing was written to it.
-    """
-    _make(place.group, at_end)
-    if place.version is None:
-        place = dataclasses.replace(place, version=_new_version(place.group))
-    folder = place.group / str(place.version)
-    at_end.callback(_remove_if_empty, folder)
-    hold_folder(folder, at_end, key=f"name ({folder.name})", waits=place.purge_step is not None)
-    return place
-
-
-def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits: bool) -> None:
-    """Holds the folders that checkpoints of a training go to, see :func:`hold_folder`.
-
-    Services such as W&B give each run a folder with a new name; these are unknown yet.
-    """
-    local = (TensorBoardLogger, CSVLogger, WandbRun, MLFlowRun)
-    named = not trainer.loggers or isinstance(trainer.loggers[0], local)
-    held = set()
-    for callback in trainer.checkpoint_callbacks:
-        if not isinstance(callback, ModelCheckpoint) or not (named or callback.dirpath):
-            continue
-        given = callback.dirpath is not None
-        path = str(callback._ModelCheckpoint__resolve_ckpt_dir(trainer))  # type: ignore[attr-defined]
-        if "://" in path or (folder := Path(path).resolve()) in held:
-            continue
-        held.add(folder)
-        key = "checkpoint.dirpath" if given else "trainer.default_root_dir"
-        hold_folder(folder, at_end, key=key, waits=waits)
-
-
-def hold_folder(folder: Path, at_end: contextlib.ExitStack, *, key: str, waits: bool) -> None:
-    """Holds a folder against other processes; the system frees it when this one dies.
-
-    Args:
-        folder: Made if there is none.
-        at_end: Frees the folder, and removes it if it was made here and stayed empty.
-        key: The option that names it, for messages.
-        waits: Whether a run goes on, which another process may be about to end.
-
-    Raises:
-        WaitedError: A run that goes on was in use until now.
-        UserError: It still is after `PATIENCE`, or the folder of a new run is in use.
-    """
-    _make(folder, at_end)
-    lock = FileLock(folder / LOCK, fallback_to_soft=False)
-    try:
-        _acquire(lock, folder, key, waits=waits)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        rank_zero_warn(
-            f"{folder} lies on a file system without locks ({error.strerror}): see to it that no "
-            "other process trains the same run"
-        )
-    at_end.callback(_free, lock, folder)
-
-
-def _make(folder: Path, at_end: contextlib.ExitStack) -> None:
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in reversed(missing):
-        at_end.callback(_remove_if_empty, path)
-
-
-def _acquire(lock: FileLock, folder: Path, key: str, *, waits: bool) -> None:
-    with contextlib.suppress(Timeout):
-        lock.acquire(timeout=0)
-        return
-    if not waits:
-        raise UserError(
-            f"{key}: another process trains a run in {folder}; choose another folder for this one"
-        )
-    rank_zero_info(f"another process trains the run in {folder}: waiting up to {PATIENCE:g} s")
-    try:
-        lock.acquire(timeout=PATIENCE)
-    except Timeout as error:
-        raise UserError(
-            f"ckpt_path: another process trains the run in {folder}; wait for its end, or begin a "
-            "run of its own from the path of the checkpoint"
-        ) from error
-    lock.release()
-    raise WaitedError
-
-
-def _new_version(group: Path) -> str:
-    """Makes the next folder ``version_N``, which no other process then has."""
-    taken = [int(path.name[8:]) for path in group.glob("version_*") if path.name[8:].isdecimal()]
-    idx = max(taken, default=-1) + 1
-    while True:
-        try:
-            (group / f"version_{idx}").mkdir()
-            return f"version_{idx}"
-        except FileExistsError:
-            idx += 1
-
-
-def _free(lock: FileLock, folder: Path) -> None:
-    """Frees a folder; removes the lock file if nothing else was written to the folder."""
-    with contextlib.suppress(OSError):
-        # while the lock is held: whoever opened the file before notices that it is gone
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-    lock.release()
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
 # ---- where a run is found again
 
 
@@ -300,7 +162,7 @@ def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     if saved.run_id is None:
         return next(iter(default), None)
     named = [] if saved.log_folder is None else [(root / saved.log_folder).resolve()]
-    return next((path for path in named + default if _is_of_run(path, saved.run_id)), None)
+    return next((path for path in named + default if any(_records(path, saved.run_id))), None)
 
 
 def loggers_of(saved: Checkpoint, root: Path) -> Any:
@@ -314,15 +176,16 @@ def loggers_of(saved: Checkpoint, root: Path) -> Any:
     if folder is None or saved.run_id is None:
         return None
     latest = max(_records(folder, saved.run_id), key=lambda path: path.stat().st_mtime_ns)
+    return read_settings(latest).get("loggers")
+
+
+def read_settings(record: Path) -> dict[str, Any]:
+    """Returns the configuration in a record, empty where it cannot be read."""
     try:
-        content = yaml.safe_load(latest.read_text(encoding="utf-8"))
+        content = yaml.safe_load(record.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return content.get("loggers") if isinstance(content, dict) else None
-
-
-def _is_of_run(folder: Path, run_id: str) -> bool:
-    return any(_records(folder, run_id))
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _records(folder: Path, run_id: str) -> Iterator[Path]:
@@ -367,7 +230,7 @@ def versions() -> dict[str, str]:
 def git_commit() -> str:
     """Returns the commit of the code, with ``-dirty`` after it if files differ; or ``unknown``."""
     options = ("--always", "--dirty", "--abbrev=40", "--exclude=*")
-    command = ["git", "-C", str(PROJECT), "describe", *options]
+    command = ["git", "-C", str(Path(__file__).parent), "describe", *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,0 +1,218 @@
+"""A run's position in its data: which batch and which step come after a checkpoint's."""
+
+import math
+import sys
+from typing import Any
+
+import lightning as L
+
+from callbacks.trainer_state import in_accumulation
+
+RESUME_STATE, PENDING_VALIDATION = "resume_state", "pending_validation"
+"""Keys of a checkpoint: see `ResumeState` and `PendingValidation`."""
+STATED = ("global_batch", "global_batch_tokens")
+"""Data options that state the batch of a step."""
+_EPOCHS, _BATCHES = "epoch_progress", "epoch_loop.batch_progress"
+VALIDATION_PROGRESS = "epoch_loop.val_loop.batch_progress"
+
+
+def order_of_steps(trainer: L.Trainer) -> dict[str, Any] | None:
+    """Returns the settings that decide a step's rows, if the batch of a step is stated."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    return getattr(data, "order_of_steps", None)
+
+
+def convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> bool:
+    """Rewrites the count of micro-batches of a checkpoint as this run counts them.
+
+    A step has the same rows in micro-batches of another size. If both runs state the same batch of
+    a step, the count is scaled from the micro-batches of a step in that run to those in this one.
+    If not, and one of them states it, the checkpoint must end after the same rows and steps.
+
+    Returns:
+        Whether the steps of both runs have the same rows.
+
+    Raises:
+        ValueError: If the checkpoint was written within one of this run's micro-batches, or its
+            steps have other rows than this run's.
+    """
+    saved, order = checkpoint.get(RESUME_STATE) or {}, order_of_steps(trainer)
+    theirs = saved.get("order_of_steps")
+    state = (checkpoint.get("loops") or {}).get("fit_loop") or {}
+    if (order is None and theirs is None) or _BATCHES not in state:
+        return False
+    total = state[_BATCHES]["total"]  # the other counts follow from it
+    if order is None or theirs is None or any(order.get(k) != theirs.get(k) for k in STATED):
+        total["processed"] = _batches_of_rows(trainer, checkpoint, total["processed"])
+        return True
+    (done, before), now = saved["step_place"], trainer.accumulate_grad_batches
+    if done * now % before:
+        raise ValueError(
+            f"the checkpoint was written after {done} of the {before} micro-batches of an "
+            f"optimiser step, within a micro-batch of this run, whose steps have {now}; resume on "
+            "as many devices with that batch_size, or from a checkpoint between two steps"
+        )
+    total["processed"] = total["processed"] * now // before
+    saved["step_start"] = saved["step_start"] * now // before
+    saved["step_place"] = [done * now // before, now]
+    return bool(theirs == order)  # another seed, for one, is warned of by the data module
+
+
+def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: int) -> int:
+    """Returns the micro-batches of this run that have the rows of the checkpoint's.
+
+    Args:
+        trainer: In work.
+        checkpoint: Written by a run that states another batch of a step, or none.
+        batches: Micro-batches that run has processed.
+
+    Raises:
+        ValueError: If as many steps of this run have other rows.
+    """
+    if not batches:
+        return 0
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    accumulate, steps = trainer.accumulate_grad_batches, int(checkpoint["global_step"])
+    step, order = data.step_batch(trainer.world_size, accumulate), data.order()
+    theirs = (checkpoint.get(type(data).__qualname__) or {}).get("order") or {}
+    stated = (checkpoint.get(RESUME_STATE) or {}).get("order_of_steps") or {}
+    if stated.get("global_batch"):
+        rows = batches * stated["global_batch"] // checkpoint[RESUME_STATE]["step_place"][1]
+    else:
+        rows = batches * theirs.get("batch_size", 0) * theirs.get("world_size", 0)
+    # An epoch of larger steps leaves more rows out, so that later epochs begin at other rows.
+    epoch = len(data.training_source()) * step.micro * step.devices // step.size * step.size
+    agree = all(theirs.get(key) == order[key] for key in order if key != "batch_size")
+    agree &= rows <= epoch or order.get("train_windows") == "random"
+    if step.unit != "rows" or not agree or rows != steps * step.size:
+        changed = [
+            f"data.{key} to {'null' if stated.get(key) is None else stated[key]}"
+            for key in STATED
+            if getattr(data, key, None) != stated.get(key)
+        ]
+        raise ValueError(
+            f"the {steps} steps of the checkpoint do not have the rows of the first {steps} steps "
+            f"of this run, of {step.size} {step.unit} each: set {' and '.join(changed)}, as in the "
+            "run that wrote it, to resume"
+        )
+    return steps * accumulate
+
+
+def restore_position(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Rewrites the loops' state of a checkpoint, so that it says which batch comes next.
+
+    All of it follows from the number of processed batches and whether a validation is to be made up
+    for, as the batches do. Loaders of unknown length keep what Lightning has saved.
+    """
+    state = (checkpoint.get("loops") or {}).get("fit_loop") or {}
+    if not {_EPOCHS, _BATCHES, VALIDATION_PROGRESS} <= state.keys():
+        return
+    loop = trainer.fit_loop
+    loop.load_state_dict(state)
+    loop.setup_data()
+    length = _length(trainer)
+    if length == sys.maxsize:
+        return
+    batches = int(state[_BATCHES]["total"]["processed"])
+    pending = bool(checkpoint.get(PENDING_VALIDATION, False))
+    if pending and batches % length == 0:  # the validation belongs to the epoch before
+        state.update(_position(batches, length, ends_epoch=True))
+        loop.load_state_dict(state)
+        fetcher = loop._data_fetcher
+        if fetcher is not None and loop.epoch_loop._should_check_val_fx(fetcher):
+            return
+    state.update(_position(batches, length))
+    if not pending:
+        state[VALIDATION_PROGRESS] = {**_progress(0, 0), "is_last_batch": False}
+    loop.load_state_dict(state)
+
+
+def _position(batches: int, length: int, *, ends_epoch: bool = False) -> dict[str, Any]:
+    """Returns the loops' progress after so many batches, in epochs of ``length``.
+
+    Args:
+        batches: Batches of all epochs so far.
+        length: Batches of an epoch.
+        ends_epoch: Whether to stand behind the last batch of an epoch, not before the next epoch.
+    """
+    epoch, batch = divmod(batches, length)
+    if ends_epoch:
+        epoch, batch = epoch - 1, length
+    epochs = _progress(epoch, epoch)
+    if batch:  # the epoch has begun
+        for counts in epochs.values():
+            counts["ready"] = counts["started"] = epoch + 1
+    progress = {**_progress(batches, batch), "is_last_batch": ends_epoch}
+    return {_EPOCHS: epochs, _BATCHES: progress}
+
+
+def _progress(total: int, current: int) -> dict[str, dict[str, int]]:
+    """Returns Lightning's record of events that are all completed."""
+    stages = ("ready", "started", "processed", "completed")
+    return {"total": dict.fromkeys(stages, total), "current": dict.fromkeys(stages, current)}
+
+
+def processed_batches(trainer: L.Trainer) -> int:
+    """Returns the training batches so far, over all epochs and restarts."""
+    total = trainer.fit_loop.epoch_loop.batch_progress.total
+    return int(total.processed)  # type: ignore[attr-defined]
+
+
+def restore_log_step(trainer: L.Trainer) -> None:
+    """Has the next values logged under the step that they have in an uninterrupted run.
+
+    A loop that restarts at a batch after which a validation is due goes through the end of that
+    batch once more, and counts its step again.
+    """
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    if not trainer.fit_loop.is_resuming or fetcher is None:
+        return
+    counts_again = (
+        loop.restarting and not in_accumulation(trainer) and loop._should_check_val_fx(fetcher)
+    )
+    loop._batches_that_stepped = trainer.global_step - counts_again
+
+
+def place_in_step(trainer: L.Trainer) -> list[int]:
+    """Returns the number of past micro-batches of the current optimiser step, and of all of it.
+
+    An epoch's last step may have fewer than ``accumulate_grad_batches``; [0, n] is between steps.
+    """
+    size, length = trainer.accumulate_grad_batches, _length(trainer)
+    batch = processed_batches(trainer) % length
+    position = batch % size
+    return [position, min(size, length - batch + position)]
+
+
+def _length(trainer: L.Trainer) -> int:
+    """Returns the number of batches of an epoch, ``sys.maxsize`` if unknown."""
+    length = trainer.num_training_batches
+    return int(length) if 0 < length < math.inf else sys.maxsize
+
+
+def check_step(trainer: L.Trainer, saved: list[int] | None, steps: int) -> None:
+    """Refuses a checkpoint in the middle of a step that this run would end at another micro-batch.
+
+    Args:
+        trainer: In work, its position restored.
+        saved: The place in the step when the checkpoint was written, None in older checkpoints.
+        steps: Optimiser steps done.
+
+    Raises:
+        ValueError: If the accumulated gradient is not the beginning of this run's step.
+    """
+    accumulate, length = trainer.accumulate_grad_batches, _length(trainer)
+    position = place_in_step(trainer)
+    if saved is None:  # then the number of steps tells
+        epoch, batch = divmod(processed_batches(trainer), length)
+        same = position[0] > 0 and steps == epoch * -(-length // accumulate) + batch // accumulate
+        where = "in the middle of an optimiser step"
+    else:
+        same = position == saved
+        where = f"after {saved[0]} of the {saved[1]} micro-batches of an optimiser step"
+    if not same:
+        raise ValueError(
+            f"trainer.accumulate_grad_batches ({accumulate}): the checkpoint was written {where}, "
+            "which this run would end at another micro-batch; resume with the accumulation and the "
+            "limit_train_batches of that run, or from a checkpoint between two steps"
+        )

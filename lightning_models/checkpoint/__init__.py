@@ -1,0 +1,35 @@
+"""Checkpoints: what they hold, how they are read without running code, and where they are found.
+
+| file | what it holds |
+|---|---|
+| `content` | `Checkpoint`: recipes, weights and the run that wrote it, checked |
+| `formats` | a file, a file with parts or a model folder: read, verified, exported |
+| `shards` | tensors in parts, which processes write and read each their share of |
+| `finding` | by path, `last`, `best` or `auto`; the runs below a folder |
+| `restoring` | `RestoresItself`: models that write and follow their recipe |
+
+Callbacks decide when checkpoints are written, and write them: `callbacks.checkpoint_io`.
+"""
+
+from lightning_models.checkpoint.content import Checkpoint as Checkpoint
+from lightning_models.checkpoint.content import CheckpointError as CheckpointError
+from lightning_models.checkpoint.content import Recipe as Recipe
+from lightning_models.checkpoint.content import Which as Which
+from lightning_models.checkpoint.finding import AUTO as AUTO
+from lightning_models.checkpoint.finding import LOGS as LOGS
+from lightning_models.checkpoint.finding import RESULTS as RESULTS
+from lightning_models.checkpoint.finding import find_checkpoint as find_checkpoint
+from lightning_models.checkpoint.finding import has_log as has_log
+from lightning_models.checkpoint.finding import newest_checkpoint as newest_checkpoint
+from lightning_models.checkpoint.finding import place_of as place_of
+from lightning_models.checkpoint.finding import read_checkpoint as read_checkpoint
+from lightning_models.checkpoint.finding import started_runs as started_runs
+from lightning_models.checkpoint.formats import file_status as file_status
+from lightning_models.checkpoint.formats import is_model_folder as is_model_folder
+from lightning_models.checkpoint.formats import is_torn as is_torn
+from lightning_models.checkpoint.formats import read_file as read_file
+from lightning_models.checkpoint.formats import read_whole as read_whole
+from lightning_models.checkpoint.formats import record_checksums as record_checksums
+from lightning_models.checkpoint.formats import write_file as write_file
+from lightning_models.checkpoint.formats import write_model_folder as write_model_folder
+from lightning_models.checkpoint.restoring import RestoresItself as RestoresItself

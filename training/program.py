@@ -1,0 +1,101 @@
+"""``train.py`` from its words to its exit code."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from callbacks import NonFiniteError
+from callbacks.hooks import AgreedEnd
+from training import listing
+from training.cli import LatentCLI
+from training.errors import LOST_LINE, LOST_PROCESS, check_verb, explain, lost_process
+from training.help import EXAMPLE, VERBS
+from training.parsing import DEBUG_FLAG
+from training.processes import LostRankError, await_launched, code_without_report
+from training.run_folder import WaitedError
+from training.signals import INTERRUPTED, interrupts_here_only, silence, was_interrupt
+
+
+def main(args: list[str] | None = None) -> int:
+    """Runs the command line and returns the exit code.
+
+    0: done; 2: bad input, in one line; 3: a loss or gradient that is not a number, in one line;
+    4: another process of the run has ended, in one line; 129, 130 or 143: ended by SIGHUP, Ctrl-C
+    or SIGTERM, after a checkpoint if it was training; 138: by SIGUSR1, and requeued by SLURM.
+
+    Args:
+        args: The command line; None takes that of the process.
+    """
+    argv = sys.argv[1:] if args is None else args
+    silence()
+    try:
+        with interrupts_here_only():
+            if argv[:1] == ["list"]:
+                return listing.main(argv[1:])
+            if argv[:1] == ["plan"]:
+                from training.plan import Planner
+
+                Planner(argv[1:])
+                return 0
+            if argv and not argv[0].startswith("-"):
+                check_verb(argv, VERBS, EXAMPLE)
+            _execute(argv)
+    except AgreedEnd as stop:
+        return _end_on_all_ranks(stop, DEBUG_FLAG in argv)
+    except SIGTERMException:  # before the first step
+        return 128 + signal.SIGTERM
+    except (KeyboardInterrupt, SystemExit) as end:
+        if not was_interrupt(end) or DEBUG_FLAG in argv:
+            raise
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        message = explain(error)
+        if lost_process(error) and DEBUG_FLAG not in argv:
+            print(f"error: {LOST_LINE}: {' '.join(str(error).split())}", file=sys.stderr)
+            return LOST_PROCESS
+        if message is None or DEBUG_FLAG in argv:
+            raise
+        if (code := code_without_report(error)) is not None:
+            return code
+        print(f"error: {message}", file=sys.stderr)
+        return LOST_PROCESS if isinstance(error, LostRankError) else 2
+    return 0
+
+
+def _execute(argv: list[str]) -> None:
+    """Runs a verb; where it had to wait for a run, once more from the start."""
+    try:
+        await_launched(LatentCLI(argv).trainer)
+    except WaitedError:  # the checkpoint that was found may have been replaced meanwhile
+        _execute(argv)
+
+
+def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:
+    """Returns the exit code of an end that all ranks have agreed on; rank 0 reports it.
+
+    The others end with 0: a launcher that sees one of them fail would kill rank 0 while it speaks.
+    """
+    if getattr(rank_zero_only, "rank", 0):
+        return 0
+    if isinstance(stop, NonFiniteError):
+        if debug:
+            raise stop
+        print(f"error: {stop}", file=sys.stderr)
+    else:
+        print(stop, file=sys.stderr)
+        if stop.exit_code == 128 + signal.SIGUSR1:
+            _requeue()
+    return int(stop.exit_code)
+
+
+def _requeue() -> None:
+    """Has SLURM start the job again: SIGUSR1 is what ``--signal=USR1@SECONDS`` warns it with."""
+    job, command = os.environ.get("SLURM_JOB_ID"), shutil.which("scontrol")
+    if job is not None and command is not None:
+        subprocess.run([command, "requeue", job], check=False)
