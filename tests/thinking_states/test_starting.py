@@ -199,11 +199,11 @@ def test_logits_are_those_of_transformers_padded_or_cached(family, tied, tmp_pat
     right = torch.arange(17) < lengths[:, None]
     real = torch.arange(17) >= 17 - lengths[:, None]
     with torch.no_grad():
-        found = network(tokens) @ network.output_matrix.t()
+        found = network(tokens).last @ network.output_matrix.t()
         assert torch.equal(found[:, :, :V], theirs(tokens).logits)
         theirs, network = exact(theirs), exact(network)
         expected = theirs(tokens, attention_mask=right.long()).logits
-        found = network(tokens) @ network.output_matrix.t()
+        found = network(tokens).last @ network.output_matrix.t()
         torch.testing.assert_close(found[:, :, :V][right], expected[right], atol=1e-10, rtol=0)
         positions = (real.cumsum(dim=1) - 1).clamp(min=0)  # padding has none
         expected = theirs(tokens, attention_mask=real.long(), position_ids=positions).logits
@@ -213,7 +213,7 @@ def test_logits_are_those_of_transformers_padded_or_cached(family, tied, tmp_pat
             for part in (slice(8), slice(8, 9), slice(9, 17))
         ]
         found = torch.cat(parts, dim=1) @ network.output_matrix.t()
-        whole = network(tokens, real=real, cache=AnswerCache(3, tokens.device))
+        whole = network(tokens, real=real, cache=AnswerCache(3, tokens.device)).last
     for own in (found, whole @ network.output_matrix.t()):
         torch.testing.assert_close(own[:, :, :V][real], expected[real], atol=1e-10, rtol=0)
 
