@@ -22,8 +22,8 @@ def add_adapters(
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ValueError(
-            f"lora_rank ({rank}) needs peft, which is not installed; pip install "
-            "'latent-thinking[lora]', or set lora_rank to null"
+            f"lora_rank ({rank}) needs peft, which is not installed; pip install -e '.[lora]', or "
+            "set lora_rank to null"
         ) from error
     matrices = {
         name.rpartition(".")[2]: type(module).__name__

@@ -173,8 +173,11 @@ def step_loss(
     texts: Sequence[Sequence[int]],
     each: int,
     token_sum: bool = False,
-) -> Tensor:
-    """The decoder's loss for a question: the mean over texts of means, or sums, over tokens."""
+) -> list[Tensor]:
+    """The decoder's loss for a question: the mean over texts of means, or sums, over tokens.
+
+    One value in a list, which is empty for a question that has no text.
+    """
     found = []
     for group, text in enumerate(texts):
         z = latents[group * each : (group + 1) * each]
@@ -182,4 +185,4 @@ def step_loss(
         logits = qwen2.last_states(decoder, shape, x)[each - 1 :] @ qwen2.head_matrix(decoder).T
         nll = -qwen2.label_log_probs(logits, text)
         found.append(nll.sum() if token_sum else nll.mean())
-    return torch.stack(found).mean() if found else torch.zeros(())
+    return [torch.stack(found).mean()] if found else []

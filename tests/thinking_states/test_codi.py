@@ -7,7 +7,7 @@ import torch
 
 from lightning_models.layers import recording
 from lightning_models.thinking_states.baselines.latents import step_texts
-from tests.reference import chain, codi, coconut
+from tests.reference import chain, coconut, codi
 from tests.thinking_states import questions
 from tests.thinking_states.literal import (
     LOSS,
@@ -88,7 +88,7 @@ def expected_terms(model, weights, shape, drawn):
             texts = codi.spoken(row.steps, config.num_latents, SEPARATOR, EOS)
             total = config.step_loss == "token_sum"
             decoder = codi.decoder_of(weights)
-            says.append(codi.step_loss(decoder, shape, latents, texts, 1, total))
+            says += codi.step_loss(decoder, shape, latents, texts, 1, total)
     found = {"nll": -config.student_weight * torch.cat([one.log_probs for one in read]).mean()}
     if config.teacher_weight:
         nll = -torch.cat([one.log_probs for one in taught]).mean()
@@ -158,7 +158,7 @@ def test_coconut_says_the_steps_that_latents_stand_for(stage, step_loss):
         inputs = coconut.read(weights, shape, text.pieces).inputs
         latents = [x for x, piece in zip(inputs, text.pieces, strict=True) if piece < 0]
         said = codi.spoken(row.steps[:n], m // 2, SEPARATOR, EOS)
-        says.append(codi.step_loss(decoder, shape, latents, said, 2, step_loss == "token_sum"))
+        says += codi.step_loss(decoder, shape, latents, said, 2, step_loss == "token_sum")
     expected = coconut.nll(weights, shape, texts) + 0.7 * torch.stack(says).mean()
     found = sum(terms(model, batch).values())
     torch.testing.assert_close(found, expected, **LOSS)

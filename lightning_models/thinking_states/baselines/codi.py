@@ -26,7 +26,6 @@ from lightning_models.thinking_states.baselines.latents import (
     LatentLayout,
     LatentNetwork,
     LatentTextLM,
-    questions,
 )
 from lightning_models.thinking_states.baselines.text import PREFIX, Batch, TextRows
 from lightning_models.thinking_states.rows import constant
@@ -118,9 +117,10 @@ class CodiLayout(LatentLayout):
     """See the configuration."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
-        """Returns the base's normalisers, and ``teacher_targets``: what the teacher predicts."""
-        taught = (self.teacher(batch).targets >= 0).sum()
-        return {**super().__call__(batch), "teacher_targets": float(taught)}
+        """Returns the base's normalisers, ``rows``, and ``teacher_targets``, its predictions."""
+        taught, asked = self.teacher(batch).targets >= 0, questions(batch)
+        own = {"teacher_targets": float(taught.sum()), "rows": float(asked.sum())}
+        return {**super().__call__(batch), **own}
 
     def training(self, batch: Batch, stage: int = 0) -> TextRows:
         """Returns the student's text; see the base."""
@@ -141,6 +141,12 @@ class CodiLayout(LatentLayout):
     def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
         steps = num_steps(batch)
         return steps, torch.full_like(steps, self.num_latents)
+
+
+def questions(batch: Batch) -> Tensor:
+    """Returns which rows are questions, and not there to fill up a batch (B,) bool."""
+    asked: Tensor = (batch["targets"] >= 0).any(dim=1)
+    return asked
 
 
 def answer_starts(rows: TextRows) -> Tensor:

@@ -121,8 +121,9 @@ class LatentLayout(ChainLayout):
     """Id in the place of a latent, whose embedding only ``pause_latent`` reads, and PCCoT."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
-        """Returns the normalisers: ``targets``, and ``rows``, the questions of the batch."""
-        return {**super().__call__(batch), "rows": float(questions(batch).sum())}
+        """Returns the normalisers: ``targets``, and ``spoken``, questions with steps to say."""
+        steps, groups = self.replaced(batch, 0)
+        return {**super().__call__(batch), "spoken": float(((steps > 0) & (groups > 0)).sum())}
 
     @property
     def latents_per_step(self) -> int:
@@ -172,12 +173,6 @@ def _side_by_side(head: Joined, rest: Joined) -> Joined:
         head.lengths + rest.lengths,
         torch.cat((kinds.masked_fill(~real, NOTHING), rest.segment), dim=1),
     )
-
-
-def questions(batch: Batch) -> Tensor:
-    """Returns which rows are questions, and not there to fill up a batch (B,) bool."""
-    asked: Tensor = (batch["targets"] >= 0).any(dim=1)
-    return asked
 
 
 def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int, ...]) -> Segment:
@@ -389,7 +384,8 @@ class LatentTextLM(TextLM):
         """Returns the base's terms, and with a decoder ``steps``: lambda times its loss.
 
         Its loss is the cross-entropy of the steps' texts, each after its own latents, averaged as
-        ``step_loss`` says and over questions. Statistics then: ``step_nll``, nats per token.
+        ``step_loss`` says and over the questions that have any. Statistics then: ``step_nll``, nats
+        per token.
         """
         output = super().losses(batch, rows, hidden)
         if self.network.decoder is None:
@@ -418,7 +414,8 @@ class LatentTextLM(TextLM):
             targets,
             share[:, None].expand(targets.shape),
         )
-        output.terms["steps"] = Term(config.step_weight * total, questions(batch).sum(), "rows")
+        number = spoken.any(dim=1).sum()
+        output.terms["steps"] = Term(config.step_weight * total, number, "spoken")
         output.stats["step_nll"] = Mean(each.sum(), (targets >= 0).sum())
         return output
 
