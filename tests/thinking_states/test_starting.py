@@ -112,9 +112,19 @@ def test_a_backbone_of_another_shape_is_refused(taught, key, tmp_path):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_rows_of_added_tokens_are_not_those_of_the_checkpoint(tied, tmp_path):
-    """Their ids may mean something else there, or nothing."""
+def test_rows_of_added_tokens_are_those_of_a_method_that_adds_the_same(tied, tmp_path):
     path, taught = checkpoint_of(tmp_path, "coconut", tie_head=tied)
+    student = build("codi", double=False, tie_head=tied, special_rows_from=7)
+    load_backbone(student.network, student.config, path)
+    found = student.network.backbone.state_dict()
+    for key in ("model.embed_tokens.weight", *(() if tied else ("head.weight",))):
+        assert torch.equal(found[key][: V + 3], taught[key][: V + 3])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_added_tokens_are_not_those_of_another_vocabulary(tied, tmp_path):
+    """Their ids mean something else there."""
+    path, taught = checkpoint_of(tmp_path, "coconut", tie_head=tied, vocab_size=V + 1)
     student = build("coconut", double=False, tie_head=tied)
     before = {k: v.clone() for k, v in student.network.backbone.state_dict().items()}
     load_backbone(student.network, student.config, path)
