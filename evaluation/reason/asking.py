@@ -3,8 +3,9 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -19,10 +20,12 @@ from datamodules.text import IGNORE
 from evaluation.cost import ComputeCounter, Cost, GeneratedSteps, price
 from evaluation.devices import Precision, autocast
 from evaluation.reason.contestants import Contestant
+from evaluation.reason.controls import Control, LatentsByRow, latents_of, replacement, replacing
 from evaluation.scoring import score_batch
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
 from lightning_models.outputs import Likelihood
+from lightning_models.thinking_states.backbone import ReplaceLatents
 
 Mode = Literal["rank", "generate"]
 
@@ -67,12 +70,16 @@ class Asking:
         mode: 'rank' takes the likeliest of all possible answers, 'generate' decodes greedily.
         room: Most tokens that models may write, by default as many as a batch of windows needs.
         precision: Of the matrix products.
+        following: By number of a question the one whose latents it is given if they are swapped.
+        noise_seed: Seed of the noise that replaces latents.
     """
 
     data: Any
     mode: Mode
     room: int | None = None
     precision: Precision = "32"
+    following: Mapping[int, Question] = field(default_factory=dict)
+    noise_seed: int = 0
 
     def replies(
         self, one: Contestant, batches: Sequence[Sequence[Question]], context: int
@@ -88,22 +95,38 @@ class Asking:
                     ranked, kind = rank(model, self.data, questions, self.precision, compute)
                     replies += ranked
                 else:
-                    replies += self._written(model, questions)
+                    replies += self._written(model, questions, one.control)
             executed = compute.mean if self.mode == "rank" else steps.mean
             seconds = time.perf_counter() - start
             cost = price(model, context, executed, seconds, compute.flops_per_token)
         return Asked(replies, kind, cost)
 
-    def _written(self, model: LanguageModel, questions: Sequence[Question]) -> list[Reply]:
-        seen = Recorded()
-        with recording(thoughts=seen.take), autocast(model.device, self.precision):
-            replies = ask(model, self.data, questions, room_for(questions, self.data, self.room))
+    def _written(
+        self, model: LanguageModel, questions: Sequence[Question], control: Control | None
+    ) -> list[Reply]:
+        seen, room = Recorded(), room_for(questions, self.data, self.room)
+        with autocast(model.device, self.precision):
+            replaced: Any = nullcontext()
+            if control is not None:
+                replaced = replacing(model, self._replacement(control, model, questions, room))
+            with replaced, recording(thoughts=seen.take):
+                replies = ask(model, self.data, questions, room)
         if seen.rows is None:
             return replies
         return [
             dataclasses.replace(reply, thinking=row.within(reply.question.query))
             for reply, row in zip(replies, seen.rows, strict=True)
         ]
+
+    def _replacement(
+        self, control: Control, model: LanguageModel, questions: Sequence[Question], room: int
+    ) -> ReplaceLatents:
+        def others() -> LatentsByRow:
+            asked = [self.following[question.number] for question in questions]
+            return latents_of(model, lambda: write(model, self.data, asked, room))
+
+        numbers = [question.number for question in questions]
+        return replacement(control, model, numbers, self.noise_seed, others)
 
     def answer(self, one: Contestant, batches: Sequence[Sequence[Question]]) -> None:
         """Has a model answer all questions, which takes the time that is measured."""

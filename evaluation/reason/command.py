@@ -21,7 +21,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from callbacks.answer_accuracy import questions_in, room_for
+from callbacks.answer_accuracy import Question, questions_in, room_for
 from datamodules.store import Split
 from evaluation.arguments import (
     add_data_arguments,
@@ -37,7 +37,13 @@ from evaluation.load import changed_fields, prepare_for_all
 from evaluation.output import check_targets, report_result, write_jsonl
 from evaluation.provenance import describe_data, trained_on
 from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode, time_in_turn
-from evaluation.reason.contestants import Contestant, build_contestants, build_questions
+from evaluation.reason.contestants import (
+    CONTROL,
+    Contestant,
+    build_contestants,
+    build_questions,
+)
+from evaluation.reason.controls import Control
 from evaluation.reason.scores import (
     answer_row,
     measure_answers,
@@ -79,16 +85,19 @@ def measure_reason(
     split: Split = "test",
     precision: Precision = "32",
     limit_batches: int | None = None,
+    noise_seed: int = 0,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Asks models the questions of a split, and times them.
 
     Returns the content of the JSON file, and all answers, see ``answer_row``: model after model, in
     the questions' order.
 
-    Data are prepared and set up; only ``limit_batches`` are asked, if it is given.
+    Data are prepared and set up; only ``limit_batches`` are asked, if it is given. Noise that
+    replaces latents is drawn from ``noise_seed``. Models whose latents are replaced are not timed.
 
     Raises:
-        ValueError: If the split is empty, or mode 'rank' has no list of answers.
+        ValueError: If the split is empty, mode 'rank' has no list of answers, or latents are to be
+            swapped and there is one question.
     """
     source = data.evaluation_source(split)
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
@@ -97,7 +106,11 @@ def measure_reason(
     room = config.max_new_tokens
     if data.rows != "windows":  # of a window, a batch's own answers say what fits
         room = room_for(questions, data, room)
-    asking = Asking(data, pick_mode(data, config.mode), room, precision)
+    following: dict[int, Question] = {}
+    if any(one.control == "swap" for one in contestants):
+        following = _following(questions, questions_in(source.batch(count % len(source)))[0])
+    mode = pick_mode(data, config.mode)
+    asking = Asking(data, mode, room, precision, following, noise_seed)
     asked = [asking.replies(one, batches, context) for one in contestants]
     rows = [
         [answer_row(data.tokenizer, one.label, reply) for reply in each.replies]
@@ -106,17 +119,20 @@ def measure_reason(
     size = config.timing_batch_size or data.eval_batch_size
     timed = questions[: config.timing_batches * size if config.rounds else 0]
     cut = [timed[start : start + size] for start in range(0, len(timed), size)]
-    timings: Sequence[Timing | None] = [None] * len(contestants)
+    timings: list[Timing | None] = [None] * len(contestants)
     if config.rounds:
-        answering = [partial(asking.answer, one, cut) for one in contestants]
+        plain = [idx for idx, one in enumerate(contestants) if one.control is None]
+        answering = [partial(asking.answer, contestants[idx], cut) for idx in plain]
         device = contestants[0].model.device
-        timings = time_in_turn(answering, config.rounds, len(timed), device)
+        taken = time_in_turn(answering, config.rounds, len(timed), device)
+        for idx, timing in zip(plain, taken, strict=True):
+            timings[idx] = timing
     chains = (idx for idx, one in enumerate(contestants) if one.is_chain_of_thought)
     first = next(chains, None) if config.rounds else None
     rival = None if first is None else timings[first]
     content = {
         "results": [
-            _result(*each, data=data, rival=rival)
+            _result(*each, data=data, rival=rival, noise_seed=noise_seed)
             for each in zip(contestants, asked, rows, timings, strict=True)
         ],
         "baseline": None if first is None else contestants[first].label,
@@ -137,6 +153,14 @@ def measure_reason(
     return content, [*chain(*rows)]
 
 
+def _following(questions: Sequence[Question], after: Question) -> dict[int, Question]:
+    """Returns the question after each, by its number; ``after`` is the one after the last."""
+    if len(questions) == 1 and questions[0].number == after.number:
+        raise ValueError(f"{CONTROL} (swap) needs at least 2 questions, and the split has 1")
+    numbers = (question.number for question in questions)
+    return dict(zip(numbers, [*questions[1:], after], strict=True))
+
+
 def _result(
     one: Contestant,
     asked: Asked,
@@ -145,6 +169,7 @@ def _result(
     *,
     data: Any,
     rival: Timing | None,
+    noise_seed: int,
 ) -> dict[str, Any]:
     checkpoint, model, chosen = one.checkpoint, one.model, {}
     with one.ready():
@@ -160,6 +185,8 @@ def _result(
         "label": one.label,
         "model": type(model).__name__,
         **({} if one.latents is None else {"latents": one.latents}),
+        **({} if one.control is None else {CONTROL: one.control}),
+        **({"noise_seed": noise_seed} if one.control == "noise" else {}),
         "checkpoint": str(checkpoint.path),
         "settings": {
             "trained_on": trained_on(checkpoint),
@@ -200,6 +227,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="Numbers of latent thoughts with which every model that has them is asked.",
     )
     parser.add_argument(
+        f"--{CONTROL}",
+        type=Control,
+        nargs="+",
+        default=[],
+        help="Controls: every model is asked again with its latents replaced by zeros, noise of "
+        "their norm, those of the next question (swap) or a latent without a thought (pause).",
+    )
+    parser.add_argument("--noise_seed", type=NonNegativeInt, default=0, help="Seed of that noise.")
+    parser.add_argument(
         "--label",
         type=str | None,
         default=None,
@@ -239,14 +275,16 @@ def run(settings: Namespace) -> None:
         label=settings.label,
         device=pick_device(settings.device),
         block_size=1 if data.rows == "windows" else data.block_size,
+        controls=settings[CONTROL],
     )
     against = None if settings.against is None else settings_of(contestants, settings.against)
     prepare_for_all(data, [(one.checkpoint, one.model) for one in contestants], "ckpt")
+    keys = ("split", "precision", "limit_batches", "noise_seed")
     content, rows = measure_reason(
         contestants,
         data,
         config=config,
-        **{key: settings[key] for key in ("split", "precision", "limit_batches")},
+        **{key: settings[key] for key in keys},
     )
     report_result(reason_table(content), content, target)
     if answers is not None:

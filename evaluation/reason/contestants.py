@@ -9,6 +9,7 @@ import torch
 
 from callbacks.dials import dialled
 from evaluation.load import build_data, build_model, known_changes
+from evaluation.reason.controls import Control
 from evaluation.runs import make_labels, path_names
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Recipe
@@ -16,6 +17,8 @@ from lightning_models.recipe import resolve_class
 
 LATENTS = "eval_latents"
 """Field of a config: how many latent thoughts a model has at inference; null: as in training."""
+CONTROL = "replace_latents"
+"""Key of results: what a model's latents are replaced by."""
 
 # ---- questions
 
@@ -58,12 +61,14 @@ class Contestant:
         model: On its device, in eval mode; contestants of one checkpoint share it, so it is asked
             within ``ready``.
         latents: Number of latent thoughts, if one was asked for.
+        control: What its latents are replaced by, if they are.
     """
 
     label: str
     checkpoint: Checkpoint
     model: LanguageModel
     latents: int | None = None
+    control: Control | None = None
 
     @contextmanager
     def ready(self) -> Iterator[LanguageModel]:
@@ -93,14 +98,17 @@ def build_contestants(
     label: str | None,
     device: torch.device,
     block_size: int = 1,
+    controls: Sequence[Control] = (),
 ) -> list[Contestant]:
     """Returns the models of checkpoints, one for each number of latents where a model has them.
 
-    ``block_size`` is the length of the longest reasoning row; a chain of thought may take what a
-    query leaves of it, so configs with a smaller one are changed.
+    Each is followed by one for each of ``controls``, whose latents are replaced. ``block_size`` is
+    the length of the longest reasoning row; a chain of thought may take what a query leaves of it,
+    so configs with a smaller one are changed.
 
     Raises:
-        ValueError: If no config has a field, or one refuses a value.
+        ValueError: If no config has a field, one refuses a value, or a model that has no latents
+            is to replace them.
     """
     checkpoints = [checkpoint for _, checkpoint in named]
     fields = known_changes(checkpoints, changes)
@@ -111,15 +119,22 @@ def build_contestants(
         if config.get("block_size", block_size) < block_size:
             changed.setdefault("block_size", block_size)
         models.append(build_model(checkpoint, changed).to(device))
+        pause = getattr(models[-1].network, "pause_latent", lambda: None)
+        if controls and pause() is None:
+            raise ValueError(
+                f"replace_latents ({', '.join(controls)}): {type(models[-1]).__name__} "
+                f"({checkpoint.path}) feeds no latents back; leave it out of --ckpt"
+            )
     names, recipes = [name for name, _ in named], [model.recipe() for model in models]
     labels = make_labels(path_names(checkpoints), names, recipes, label)
     contestants: list[Contestant] = []
     # one set of weights for all numbers of latents
     for text, checkpoint, model, dial in zip(labels, checkpoints, models, dialled_too, strict=True):
-        contestants += [
-            Contestant(
-                text if count is None else f"{text}, {LATENTS} {count}", checkpoint, model, count
-            )
-            for count in (dict.fromkeys(latents) if dial else [None])
-        ]
+        for count in dict.fromkeys(latents) if dial else [None]:
+            name = text if count is None else f"{text}, {LATENTS} {count}"
+            contestants.append(Contestant(name, checkpoint, model, count))
+            contestants += [
+                Contestant(f"{name}, {CONTROL} {control}", checkpoint, model, count, control)
+                for control in dict.fromkeys(controls)
+            ]
     return contestants

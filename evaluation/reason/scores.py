@@ -9,7 +9,7 @@ import pandas as pd
 from callbacks.answer_accuracy import Reply
 from callbacks.recorded_thoughts import query_with_thoughts, thought_text
 from evaluation.figures import COLOURS, add_legend, make_panels
-from evaluation.reason.contestants import LATENTS, Contestant
+from evaluation.reason.contestants import CONTROL, LATENTS, Contestant
 from evaluation.runs import is_number
 from evaluation.scoring import Share, share_of
 from evaluation.tables import TableColumn, as_aligned, show_columns
@@ -19,6 +19,7 @@ COLUMNS = {
     for key, title in {
         "accuracy": "accuracy",
         "latents": "latents",
+        CONTROL: "replaced by",
         "written_tokens": "written tokens",
         "seconds_per_question": "s/question",
         "speed_up": "speed-up",
@@ -218,7 +219,8 @@ def reason_figure(results: Sequence[Mapping[str, Any]], against: Against | None 
     figure, (axes,) = make_panels((7.2, 4.8))
     points["line"] = points["label"]
     if against is not None:
-        points["line"] = [result["model"] for result in results]
+        names = ([result["model"], result.get(CONTROL)] for result in results)
+        points["line"] = [", ".join(filter(None, name)) for name in names]
     x = points.columns[1]
     flat = points[points[x].isna()]
     named: dict[str, Any] = {}

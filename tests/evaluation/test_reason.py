@@ -170,6 +170,55 @@ def test_numbers_of_latents_share_one_set_of_weights(reasoners, data):
     assert settings_of(contestants, "eval_latents") == ("eval_latents", [1, 4])
 
 
+def test_controls_replace_latents_and_leave_the_model_as_it_was(reason):
+    controls = ("zero", "noise", "swap", "pause")
+    options = ("--replace_latents", *controls, "--noise_seed", 3)
+    ckpts, written = ("ts", "coconut"), {}
+    plain, rows, _ = reason(*UNTIMED, "--data.eval_batch_size", 2, ckpts=ckpts)
+    for row in rows:
+        written.setdefault(row["model"], []).append(row)
+    result, rows, printed = reason(*QUICK[:-2], *options, ckpts=ckpts)
+    assert "replaced by" in printed
+    found = by_label(result)
+    labels = [
+        name for ts in ckpts for name in (ts, *(f"{ts}, replace_latents {c}" for c in controls))
+    ]
+    assert list(found) == labels
+    for label, numbers in found.items():
+        _, _, control = label.partition(", replace_latents ")
+        assert numbers.get("replace_latents", "") == control
+        assert numbers.get("noise_seed") == (3 if control == "noise" else None)
+        assert ("speed_up" in numbers) == (not control), "controls are not timed"
+    answers = {label: [row for row in rows if row["model"] == label] for label in labels}
+    for label in ckpts:
+        assert answers[label] == written[label]
+    for numbers in plain["results"]:
+        now = found[numbers["label"]]
+        for key in ("accuracy", "by_group", "flops_per_token", "settings"):
+            assert now[key] == numbers[key]
+    _, ones, _ = reason(*UNTIMED, *options, "--data.eval_batch_size", 1, ckpts=ckpts)
+    assert ones == rows
+    _, silent, _ = reason(*UNTIMED, "--set.think", "false", ckpts=("ts",))
+    texts = [row["written"] for row in silent]
+    assert [row["written"] for row in answers["ts, replace_latents zero"]] == texts
+    _, cut, _ = reason(*UNTIMED, *options, "--limit_batches", 1, ckpts=("coconut",))
+    first = [row for label in labels if "coconut" in label for row in answers[label][:4]]
+    assert cut == first, "the last question asked is given the latents of the next one"
+
+
+@pytest.mark.parametrize("name", ["cot", "no_cot", "icot"])
+def test_controls_are_refused_where_there_are_no_latents(fails, reasoners, name):
+    line = fails("reason", "--ckpt", reasoners["ts"], reasoners[name], "--replace_latents", "zero")
+    kind = {"cot": "CoTLM", "no_cot": "NoCoTLM", "icot": "ICoTLM"}[name]
+    assert f"replace_latents (zero): {kind} ({reasoners[name]}) feeds no latents back" in line
+
+
+def test_one_question_has_no_other_to_swap_with(fails, reasoners):
+    words = ("--replace_latents", "swap", "--data.test_examples", 1)
+    line = fails("reason", "--ckpt", reasoners["ts"], *words, *UNTIMED)
+    assert "replace_latents (swap) needs at least 2 questions" in line
+
+
 def test_other_questions_of_the_task(reason):
     """Longer ones than in training leave a chain the room that it would need."""
     words = ("--data.test_operations", "[3,3]", "--data.test_examples", 2)
@@ -352,6 +401,7 @@ def test_tokens_cannot_be_scored_one_by_one(fails, reasoners):
         (["--timing_batch_size", "0"], "--timing_batch_size: "),
         (["--latents", "3"], "eval_latents"),
         (["--latents", "-1"], "--latents: "),
+        (["--replace_latents", "ones"], "--replace_latents: "),
         (["--mode", "rank"], "mode (rank)"),
         (["--against", "chunk_size"], "against (chunk_size)"),
         (["--figure", "x.pdf"], "figure (x.pdf)"),

@@ -6,7 +6,7 @@ embedding. Every thought is computed by a pass over all that stands before it; g
 through all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -110,12 +110,24 @@ class Read(NamedTuple):
     logits: Tensor
 
 
-def read(weights: Weights, shape: Shape, pieces: Sequence[int], barred: Sequence[int] = ()) -> Read:
-    """A row read from left to right; a thought cannot stand first."""
+def read(
+    weights: Weights,
+    shape: Shape,
+    pieces: Sequence[int],
+    barred: Sequence[int] = (),
+    replace: Callable[[Tensor, int], Tensor] = lambda thought, _: thought,
+) -> Read:
+    """A row read from left to right; a thought cannot stand first.
+
+    ``replace`` says what is fed in place of the thought of each number from 0.
+    """
     rows: list[Tensor] = []
+    thoughts = 0
     for piece in pieces:
         if piece == LATENT:
-            rows.append(qwen2.last_states(weights, shape, torch.stack(rows))[-1])
+            thought = qwen2.last_states(weights, shape, torch.stack(rows))[-1]
+            rows.append(replace(thought, thoughts))
+            thoughts += 1
         else:
             rows.append(qwen2.embed(weights, [piece])[0])
     inputs = torch.stack(rows)

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from evaluation.reason.controls import latents_of, replacement, replacing
 from lightning_models.layers import recording
+from lightning_models.runtime import seeded_generator
 from lightning_models.thinking_states.baselines import curricula
 from lightning_models.thinking_states.baselines.coconut import num_latents
 from lightning_models.thinking_states.baselines.curricula import StepStages
@@ -259,6 +261,42 @@ def test_coconut_scores_after_latents_and_own_chain(first, latents, most, window
         text = coconut.text_of(row.query, latents, written, (), row.answer, MARKERS)
         found = coconut.log_probs(weights, shape, text)[-len(row.answer) :]
         torch.testing.assert_close(scores[number, : len(found)], found, **LOSS)
+
+
+@pytest.mark.parametrize("control", ["zero", "noise", "swap", "pause"])
+@torch.no_grad()
+def test_coconut_scores_after_replaced_latents(control):
+    model, (rows, batch) = build("coconut", first_stage=3, max_latent_stage=2), asked()
+    weights, shape = weights_of(model)
+    numbers, m = [7, 70, 3, 9], 4
+
+    def pieces(row):
+        return [*row.query, MARKERS[0], *[coconut.LATENT] * m, MARKERS[1]]
+
+    def drawn(row, thought):
+        generator = seeded_generator(5, numbers[row], thought)
+        return torch.randn(16, generator=generator, dtype=torch.float64)
+
+    def others():
+        return latents_of(model, lambda: model.score(questions.rows(batch, [1, 2, 3, 0])))
+
+    with replacing(model, replacement(control, model, numbers, 5, others)):
+        scores = model.score(batch).log_prob
+    assert not torch.allclose(scores, model.score(batch).log_prob, atol=1e-3), "they are read"
+    for idx, row in enumerate(rows):
+        theirs = coconut.read(weights, shape, pieces(rows[(idx + 1) % 4])).inputs[-m - 1 : -1]
+        replaced = {
+            "zero": lambda own, _: torch.zeros_like(own),
+            "noise": lambda own, n, idx=idx: (
+                own.square().sum().sqrt() * drawn(idx, n) / drawn(idx, n).square().sum().sqrt()
+            ),
+            "swap": lambda _, n, theirs=theirs: theirs[n],
+            "pause": lambda *_: weights["model.embed_tokens.weight"][V + 2],
+        }[control]
+        text = coconut.text_of(row.query, m, PREFIX, (), row.answer, MARKERS)
+        logits = coconut.read(weights, shape, text.pieces, replace=replaced).logits
+        found = qwen2.label_log_probs(logits, text.labels)[-len(row.answer) :]
+        torch.testing.assert_close(scores[idx, : len(found)], found, **LOSS)
 
 
 @pytest.mark.parametrize("pad", [True, False])

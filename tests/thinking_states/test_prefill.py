@@ -1,8 +1,12 @@
 """Speculative reading against sequential reading, and both against thinking from scratch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from evaluation.reason.controls import latents_of, replacement, replacing
+from lightning_models.generation import SamplingConfig, generate
 from lightning_models.thinking_states.backbone import causal_mask
 from lightning_models.thinking_states.reading import finish_thoughts, open_thoughts, read_queries
 from tests.thinking_states.cases import (
@@ -80,6 +84,82 @@ def test_thoughts_can_be_switched_off(grid):
     with torch.no_grad():
         plain = backbone(backbone.embed(tokens), torch.arange(LENGTHS[0])[None]).last
     torch.testing.assert_close(speculative.last[0], plain[0, -1], **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("control", "grid"),
+    [
+        ("zero", "left_align"),
+        ("pause", "partial"),
+        ("noise", "absolute"),
+        ("swap", "absolute"),
+        ("swap", "left_align"),
+    ],
+)
+def test_replaced_states_are_the_same_in_both_ways_and_in_any_batch(control, grid):
+    """Answers think, too: rows are told apart after others have left the batch."""
+    model = exact(outspoken(0, grid=grid, think_in_decode=True))
+    query, lengths = ragged(LENGTHS, 0)
+    prompts = [row[:length].tolist() for row, length in zip(query, lengths, strict=True)]
+    stops, numbers = tuple(range(0, V, 5)), [40 + row for row in range(len(prompts))]
+
+    def written(rows, how):
+        model.config = model.network.config = replace(model.config, prefill=how)
+        chosen = [numbers[row] for row in rows]
+
+        def write(rows=rows):
+            return generate(
+                model,
+                [prompts[row] for row in rows],
+                max_new_tokens=9,
+                sampling=SamplingConfig(temperature=0),
+                stop_ids=stops,
+                vocab_size=V,
+            )
+
+        def others():
+            return latents_of(model, lambda: write([(row + 1) % len(prompts) for row in rows]))
+
+        change = replacement(control, model, chosen, 0, others)
+        seen = {}
+
+        def keep(latents, places, counts):
+            changed = change(latents, places, counts)
+            for was, now, row, count in zip(latents, changed, places, counts, strict=True):
+                seen[int(row), int(count)] = was, now
+            return changed
+
+        with replacing(model, keep):
+            return write(), seen
+
+    everyone = range(len(prompts))
+    texts, seen = written(everyone, "speculative")
+    assert len({len(text) for text in texts}) > 1, "rows leave at different times"
+    assert max(count for _, count in seen) > 0, "rows think several times"
+    same = [torch.equal(was, now) for was, now in seen.values()]
+    assert not all(same) if control == "swap" else not any(same), "questions may think the same"
+    if control == "noise":
+        for was, now in seen.values():
+            torch.testing.assert_close(now.norm(dim=-1), was.norm(dim=-1), **EXACT)
+    again, theirs = written(everyone, "sequential")
+    assert again == texts
+    torch.testing.assert_close(theirs, seen, **EXACT)
+    for row in everyone:
+        (alone,), own = written([row], "speculative")
+        assert alone == texts[row]
+        expected = {(0, count): pair for (other, count), pair in seen.items() if other == row}
+        torch.testing.assert_close(own, expected, **EXACT)
+
+
+def test_zero_states_are_those_of_no_thought():
+    query, lengths = ragged(LENGTHS, 0)
+    silent = both(exact(outspoken(0, think=False)), query, lengths)[0]
+    model = exact(outspoken(0))
+    with replacing(model, replacement("zero", model, range(len(LENGTHS)), 0, dict)):
+        zero = both(model, query, lengths)[0]
+    assert any(thought.tokens for row in zero.thoughts() for thought in row)
+    for name in ("state", "last"):
+        torch.testing.assert_close(getattr(zero, name), getattr(silent, name), **EXACT)
 
 
 def check_rounds(speculative, sequential):
