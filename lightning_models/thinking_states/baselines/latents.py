@@ -278,7 +278,8 @@ class LatentNetwork(TextNetwork):
         first, end = latents.first, latents.first + latents.most
         more = end < tokens.shape[1]
         hidden = read(self.backbone, cache, h[:, :first], real[:, :first], at=None if more else at)
-        parts, fed = [hidden.last], []
+        parts = [hidden.last]
+        fed: list[Tensor] = []
         if latents.most:
             here = slice(first, end)
             fed, states = self.think(
