@@ -210,9 +210,9 @@ LATENTS: dict[str, Any] = {
 }
 
 
-DISTILLED: dict[str, Any] = {**LATENTS, "guesses": 2.0}
+DISTILLED: dict[str, Any] = {**LATENTS, "guesses": 2.0, "waits": 9}
 """The student guesses, and the teacher."""
-SAYING: dict[str, Any] = {**DISTILLED, "guesses": 3.0}
+SAYING: dict[str, Any] = {**DISTILLED, "guesses": 3.0, "waits": 13}
 """The decoder of steps, too."""
 STEPS = {"step_weight": 1.0}
 PCCOT = {"num_latents": 4, "passes": 2}
@@ -331,12 +331,17 @@ METHODS = [
         "coconut-steps",
         CoconutLM,
         CHAIN | {"first_stage": 1, "max_latent_stage": 2} | STEPS,
-        **LATENTS,
-        guesses=2.0,
+        **LATENTS | {"guesses": 2.0, "waits": 12},
         full=True,
     ),
     asked("codi", CodiLM, {"num_latents": 3}, **DISTILLED),
-    asked("codi-gpt2", CodiLM, PUBLIC_CODI | on("gpt2"), **DISTILLED, **dropping("gpt2")),
+    asked(
+        "codi-gpt2",
+        CodiLM,
+        PUBLIC_CODI | on("gpt2"),
+        **DISTILLED | {"waits": 10},
+        **dropping("gpt2"),
+    ),
     asked("codi-steps", CodiLM, STEPS | on("qwen3"), **SAYING, **dropping("qwen3"), full=True),
     asked("codi-no-latents", CodiLM, {"num_latents": 0}, **DISTILLED),
     asked("pccot", CodiLM, PCCOT, **DISTILLED, full=True),

@@ -187,22 +187,22 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
         groups: Groups of latents of each row (B,) int64.
         separator: Tokens between two steps.
     """
-    sizes, (answers, ends) = batch["step_lengths"], answer_of(batch)
+    steps_of_rows, sizes, (answers, ends) = batch["steps"], batch["step_lengths"], answer_of(batch)
+    rows, most = len(sizes), int(groups.max())
     eos = answers.gather(1, (ends - 1).clamp(min=0)[:, None])  # (B, 1)
     order = torch.arange(sizes.shape[1], device=sizes.device)  # (R,)
     owner = torch.minimum(order, groups[:, None] - 1)  # (B, R), -1 without latents
-    texts = []
-    for group in range(int(groups.max())):
-        own = (owner == group) & (order < steps[:, None])  # (B, R)
-        chain = chain_of({**batch, "step_lengths": sizes.masked_fill(~own, 0)}, separator)
-        says = (chain[1] > 0).long()  # (B,)
-        line = join(shortened(chain, says * len(separator), "left"), (eos, says))
-        texts.append((line.tokens, line.lengths))
-    width = max((tokens.shape[1] for tokens, _ in texts), default=0)
-    if not width:
-        return sizes.new_zeros(len(sizes), len(texts), 0), sizes.new_zeros(len(sizes), len(texts))
-    padded = [torch.nn.functional.pad(text, (0, width - text.shape[1])) for text, _ in texts]
-    return torch.stack(padded, dim=1), torch.stack([lengths for _, lengths in texts], dim=1)
+    group = torch.arange(most, device=sizes.device)[:, None]  # (G, 1)
+    own = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
+    taken = {
+        "steps": steps_of_rows.repeat_interleave(most, dim=0),  # (B G, R, Z)
+        "step_lengths": (sizes[:, None] * own).flatten(0, 1),  # (B G, R)
+    }
+    chain = chain_of(taken, separator)
+    says = (chain[1] > 0).long()  # (B G,)
+    text = shortened(chain, says * len(separator), "left")  # no separator comes first
+    line = join(text, (eos.repeat_interleave(most, dim=0), says))
+    return line.tokens.unflatten(0, (rows, most)), line.lengths.view(rows, most)
 
 
 # ---- network
