@@ -429,10 +429,18 @@ def publish_with_tokenizer(folder, family):
 
 @pytest.mark.parametrize(
     ("family", "recipes"),
-    [("gpt2", ["cot", "coconut"]), ("llama", ["icot"]), ("qwen3", ["cot"])],
+    [
+        ("gpt2", ["cot", "coconut", "simcot_coconut"]),
+        ("llama", ["icot"]),
+        ("qwen3", ["cot"]),
+        ("gpt2", ["simcot_codi"]),
+        ("llama", ["pccot"]),
+    ],
 )
 def test_published_recipes_train_on_a_folder_with_its_tokenizer(family, recipes, tmp_path):
     """Coconut starts from the best checkpoint of the run before, as its public code does."""
+    if "lora_rank" in (CONFIGS / f"{recipes[0]}_gpt2_gsm8k.yaml").read_text():
+        pytest.importorskip("peft")
     folder, problems = tmp_path / "published", tmp_path / "problems.txt"
     publish_with_tokenizer(folder, family)
     problems.write_text("Anna has 2 + 3 pears. How many?||<<2+3=5>> #### 5\n" * 12)
