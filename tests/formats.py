@@ -47,11 +47,21 @@ class Windows:
         before = torch.arange(batch["tokens"].shape[1]) < place
         return changed, before.expand_as(batch["tokens"])
 
-    def pad(self, batch: Batch) -> tuple[Batch, tuple[slice, ...]]:
-        """The batch with more padding, and where its own targets stand then."""
-        wide = {key: F.pad(batch[key], (0, 7)) for key in ("tokens", "mask")}
-        wide["targets"] = F.pad(batch["targets"], (0, 7), value=-100)
-        return {**batch, **wide}, (slice(None), slice(batch["tokens"].shape[1]))
+    def pad(self, batch: Batch) -> Batch:
+        """The batch with more padding, each row three tokens shorter, and a row that only fills."""
+        rows, width = batch["tokens"].shape
+        real = torch.arange(width) < width - 3 * torch.arange(rows)[:, None]
+        for key in {"tokens", "targets", "mask", "lexical"} & set(batch):
+            filling = -100 if key == "targets" else 0
+            batch[key] = F.pad(batch[key].masked_fill(~real, filling), (0, 7, 0, 1), value=filling)
+        more = {key: F.pad(batch[key], (0, 1)) for key in ("sequence_id", "num_bytes")}
+        return batch | more
+
+    def row(self, batch: Batch, row: int) -> Batch:
+        """A row by itself, without padding."""
+        own = one_row(batch, row)
+        length = int(own["mask"].sum())
+        return {key: value[:, :length] if value.dim() > 1 else value for key, value in own.items()}
 
     def in_order(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens (B, N) as they are read, and where they stand in the flattened batch."""
@@ -84,11 +94,6 @@ class MarkedWindows(Windows):
         corpus = super().dealt(text, cache, processes)
         size = {"block_size": BLOCK, "batch_size": 4 // processes}
         return SentenceWindows(corpus=corpus, splitter="spans:7", **size)
-
-    def pad(self, batch: Batch) -> tuple[Batch, tuple[slice, ...]]:
-        """The batch with more padding, and where its own targets stand then."""
-        wide, own = super().pad(batch)
-        return {**wide, "lexical": F.pad(batch["lexical"], (0, 7))}, own
 
 
 class Sentences:
@@ -128,15 +133,21 @@ class Sentences:
         before = torch.arange(most * width).view(most, width) < sentence * width + place
         return changed, before.expand_as(batch["tokens"])
 
-    def pad(self, batch: Batch) -> tuple[Batch, tuple[slice, ...]]:
+    def pad(self, batch: Batch) -> Batch:
         """One row, two sentences and three slots more, all of them filling."""
-        rows, most, width = batch["tokens"].shape
         filled = {key: F.pad(batch[key], (0, 3, 0, 2, 0, 1)) for key in ("tokens", "mask")}
         filled["lexical"] = F.pad(batch["lexical"], (0, 3, 0, 2, 0, 1))
         filled["targets"] = F.pad(batch["targets"], (0, 3, 0, 2, 0, 1), value=-100)
         filled |= {key: F.pad(batch[key], (0, 2, 0, 1)) for key in ("lengths", "is_last")}
         filled |= {key: F.pad(batch[key], (0, 1)) for key in ("sequence_id", "num_bytes")}
-        return filled, (slice(rows), slice(most), slice(width))
+        return filled
+
+    def row(self, batch: Batch, row: int) -> Batch:
+        """A row by itself, without padding."""
+        own = one_row(batch, row)
+        sentences, slots = int((own["lengths"] > 0).sum()), int(own["lengths"].max())
+        cut = {2: (slice(None), slice(sentences)), 3: (slice(None), slice(sentences), slice(slots))}
+        return {key: value[cut.get(value.dim(), slice(None))] for key, value in own.items()}
 
     def in_order(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens (B, N) as they are read, and where they stand in the flattened batch.
@@ -162,6 +173,10 @@ class StoredSentences(Sentences):
         from dealt_streams import StreamsOfTwo
 
         return StreamsOfTwo(text, cache, processes)
+
+
+def one_row(batch: Batch, row: int) -> Batch:
+    return {key: value[row : row + 1] for key, value in batch.items()}
 
 
 def begin_with_one(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,7 +291,7 @@ class Reasoning:
         before = torch.arange(batch["targets"].shape[1]) < place
         return changed, before.expand_as(batch["targets"])
 
-    def pad(self, batch: Batch) -> tuple[Batch, tuple[slice, ...]]:
+    def pad(self, batch: Batch) -> Batch:
         """Longer queries, one step more, longer steps and answers, all of it filling."""
         wide = {
             "query": F.pad(batch["query"], (0, 11), value=256),
@@ -285,7 +300,19 @@ class Reasoning:
             "step_places": F.pad(batch["step_places"], (0, 1), value=-1),
             "targets": F.pad(batch["targets"], (0, 5), value=-100),
         }
-        return {**batch, **wide}, (slice(None), slice(batch["targets"].shape[1]))
+        return batch | wide
+
+    def row(self, batch: Batch, row: int) -> Batch:
+        """A row by itself, without padding."""
+        own = one_row(batch, row)
+        steps, size = int((own["step_lengths"] > 0).sum()), int(own["step_lengths"].max())
+        return own | {
+            "query": own["query"][:, : own["query_lengths"]],
+            "steps": own["steps"][:, :steps, :size],
+            "step_lengths": own["step_lengths"][:, :steps],
+            "step_places": own["step_places"][:, :steps],
+            "targets": own["targets"][:, : (own["targets"] >= 0).sum()],
+        }
 
     def in_order(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Answers (B, N) as they are read, and where their targets stand in the flattened batch.

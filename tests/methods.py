@@ -172,6 +172,7 @@ PASSES: dict[str, Any] = {
     "training_factor": 0.0,  # iterations to convergence are counted as their limit
     "loss_breaks": HOST_DRAWS,
 }
+# c_i of the penalty are means of the batch, which decide how many of its tokens are pushed
 PENALISED: dict[str, Any] = {**PASSES, "alone": {"penalty_weight": 0.0}}
 BOUND: dict[str, Any] = {
     "far_sighted": False,
@@ -189,6 +190,7 @@ ASKED: dict[str, Any] = {
 
 
 CHAIN = {"max_chain_tokens": 6}
+DRAWN = {"first_stage": 1, "uniform_prob": 0.6}  # stages of rows, and so their latents
 
 
 def decoder(family: str, dropout: float = 0.0, **sizes: Any) -> dict[str, Any]:
@@ -313,11 +315,11 @@ METHODS = [
     asked("cot", CoTLM, CHAIN, **LAID_OUT, waits=3),
     asked("cot-llama", CoTLM, CHAIN | on("llama"), **LAID_OUT, **dropping("llama"), waits=3),
     asked("no-cot", NoCoTLM, {}, **LAID_OUT, waits=2),
-    asked("icot", ICoTLM, CHAIN, **LAID_OUT, waits=4),
+    asked("icot", ICoTLM, CHAIN | {"removal_smoothing": 0.3}, **LAID_OUT, waits=4),
     asked("icot-qwen3", ICoTLM, CHAIN | on("qwen3"), **LAID_OUT, **dropping("qwen3"), waits=4),
     asked("icot-gone", ICoTLM, {"remove_all_beyond": 0}, **LAID_OUT, waits=4),
     asked("coconut", CoconutLM, CHAIN | {"first_stage": 1, "max_latent_stage": 2}, **LATENTS),
-    asked("coconut-window", CoconutLM, CHAIN | {"first_stage": 1, "window": 6}, **LATENTS),
+    asked("coconut-window", CoconutLM, CHAIN | DRAWN | {"window": 6}, **LATENTS),
     asked(
         "coconut-gpt2",
         CoconutLM,

@@ -3,9 +3,12 @@
 import copy
 import dataclasses
 import math
+from contextlib import ExitStack
+from importlib import import_module
 
 import pytest
 import torch
+from formats import REASONING
 from methods import BLOCK, IN_FULL, METHODS
 from torch.utils.data import DataLoader
 
@@ -14,9 +17,11 @@ from lightning_models import output_layer
 from lightning_models.generation import SamplingConfig, generate
 from tests.largest import Largest
 from tests.quiet import quiet_trainer
+from tests.reference import double
 from tests.reliability.runs import same
 
 GREEDY = SamplingConfig(temperature=0)
+EXACT = {"atol": 1e-10, "rtol": 1e-10}
 in_full = pytest.mark.parametrize("method", IN_FULL, ids=lambda method: method.name)
 """For whole trainings, which an option of a method hardly changes."""
 
@@ -30,6 +35,16 @@ def method(request):
 def make_loaders(method, request):
     """Builds the datamodule of the method's batches."""
     return request.getfixturevalue(method.format.fixture)
+
+
+@pytest.fixture
+def in_double(method, exact):
+    """All that a model makes of weights in float64 is float64; ``transformers`` rounds norms."""
+    with ExitStack() as stack:
+        for family in ("qwen2", "qwen3", "llama") if method.format is REASONING else ():
+            module = import_module(f"transformers.models.{family}.modeling_{family}")
+            stack.enter_context(double.in_double(module))
+        yield
 
 
 def objective(model, batch):
@@ -162,23 +177,40 @@ def test_decoding_and_scoring_agree(method):
     torch.testing.assert_close(found[targets >= 0], expected[targets >= 0], atol=1e-4, rtol=1e-4)
 
 
-def test_a_batch_of_two_is_two_batches_of_one(method):
-    model, batch = method.build().eval(), method.batch(rows=2)
-    together = model.score(batch)
-    for row in range(2):
-        alone = model.score({key: value[row : row + 1] for key, value in batch.items()})
-        torch.testing.assert_close(alone.log_prob[0], together.log_prob[row], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(alone.sequence_term[0], together.sequence_term[row])
+def test_a_row_in_a_batch_is_the_row_alone(method, in_double):
+    """In another order, and among padding; the loss and its gradients are sums over rows."""
+    model = method.build(**method.alone).double()
+    curriculum = {} if method.reads_windows else {"epochs": 0.5}  # rows draw what is left
 
+    def learned(batch):
+        own = copy.deepcopy(model)  # running statistics go on
+        terms = own.loss({**batch, **curriculum}).terms
+        sum(term.sum for term in terms.values()).backward()
+        parts = {
+            (name, key): torch.as_tensor(getattr(term, key)).detach().double()
+            for name, term in terms.items()
+            for key in ("sum", "normaliser")
+        }
+        weights = own.network.named_parameters()
+        return parts | {
+            name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in weights
+        }
 
-def test_padding_changes_nothing(method):
-    model, batch = method.build().eval(), method.batch(rows=2, length=20)
-    padded, own = method.format.pad(batch)
-    plain, wide = model.score(batch).log_prob, model.score(padded).log_prob
-    torch.testing.assert_close(wide[own], plain, atol=1e-5, rtol=1e-5)
-    wide[own] = 0.0
-    assert not wide.any()
-    torch.testing.assert_close(objective(model, padded), objective(model, batch))
+    batch = method.format.pad(method.batch(rows=3, length=20))
+    alone = [method.format.row(batch, row) for row in range(3)]
+    order = torch.arange(len(batch["targets"])).roll(1)
+    batch = {key: value[order] for key, value in batch.items()}
+    whole, each = learned(batch), [learned(row) for row in alone]
+    summed = {key: sum(row[key] for row in each) for key in whole}
+    torch.testing.assert_close(whole, summed, **EXACT)
+    scores = model.eval().score(batch)
+    expected = torch.zeros_like(scores.log_prob)
+    for place, row in enumerate(order.tolist()):
+        if row < 3:
+            own = model.score(alone[row])
+            expected[place][tuple(map(slice, own.log_prob.shape[1:]))] = own.log_prob[0]
+            torch.testing.assert_close(scores.sequence_term[place], own.sequence_term[0], **EXACT)
+    torch.testing.assert_close(scores.log_prob, expected, **EXACT)
 
 
 def test_logits_of_a_batch_are_never_held(method, monkeypatch):
@@ -346,7 +378,7 @@ def test_it_trains_with_a_plain_trainer_on_any_loader_of_dicts(method, tmp_path)
 
 
 def test_sampled_texts_do_not_depend_on_the_batch(method):
-    """Rows leave the batch at different times; each draws from its own stream, and real tokens."""
+    """Nor on its order. Rows leave at different times, and draw real tokens from their streams."""
     model, prompts = method.build(seed=1).eval(), method.format.prompts
     options = {"max_new_tokens": 9, "vocab_size": method.format.sizes["vocab_size"]}
     whole = generate(model, prompts, **options)
@@ -355,6 +387,9 @@ def test_sampled_texts_do_not_depend_on_the_batch(method):
     stop = whole[0][3]
     expected = [row[: row.index(stop) + 1] if stop in row else row for row in whole]
     assert generate(model, prompts, stop_ids=(stop,), **options) == expected
+    turned = list(range(len(prompts)))[::-1]
+    again = generate(model, prompts[::-1], stop_ids=(stop,), streams=turned, **options)
+    assert again == expected[::-1]
     for row, prompt in enumerate(prompts):
         (alone,) = generate(model, [prompt], stop_ids=(stop,), first_row=row, **options)
         assert alone == expected[row]

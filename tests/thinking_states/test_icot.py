@@ -12,16 +12,9 @@ from tests.thinking_states.questions import (
     build,
     questions,
     resumable_trainer,
-    rows,
 )
 
 STEPS = {"removal": "steps", "max_latent_stage": 2, "epochs_per_stage": 2}
-
-
-def left(model, batch, stage=0):
-    """What is learned of each row, after the query."""
-    found = model.layout.training(batch, stage)
-    return [tokens[tokens >= 0].tolist() for tokens in found.targets]
 
 
 # ---- schedule
@@ -77,14 +70,6 @@ def test_with_a_whole_chain_it_is_cot_and_without_one_no_cot():
         mine, theirs = (m.loss(batch).terms["nll"] for m in (model, other))
         torch.testing.assert_close(mine.sum, theirs.sum)
         assert mine.normaliser == theirs.normaliser
-
-
-def test_draws_do_not_depend_on_the_rest_of_the_batch():
-    model, batch = build("icot", removal_smoothing=0.2), questions(epochs=0.5)
-    together = left(model, batch)
-    assert [left(model, rows(batch, [row]))[0] for row in range(4)] == together
-    batch = questions(epochs=0.5, first=4)
-    assert left(model, batch) != together
 
 
 @pytest.mark.parametrize(
