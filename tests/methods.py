@@ -343,6 +343,7 @@ METHODS = [
         PUBLIC_CODI | on("gpt2"),
         **DISTILLED | {"waits": 10},
         **dropping("gpt2"),
+        alone={"distillation_std": "row"},
     ),
     asked("codi-steps", CodiLM, STEPS | on("qwen3"), **SAYING, **dropping("qwen3"), full=True),
     asked("codi-no-latents", CodiLM, {"num_latents": 0}, **DISTILLED),

@@ -18,7 +18,7 @@ from tests.thinking_states.literal import (
     moved,
     weights_of,
 )
-from tests.thinking_states.questions import PREFIX, SEPARATOR, V, row_of, rows
+from tests.thinking_states.questions import PREFIX, SEPARATOR, V
 
 QUESTIONS = [
     (3, [(1, 2), (2, 3), (2, 1)], 2),
@@ -263,50 +263,7 @@ def test_a_step_decoder_of_weight_0_is_the_base_method(name, changes):
         assert all(step[key].abs().max() > 1e-6 for key in theirs if "projection" in key)
 
 
-# ---- batches
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"passes": 2}, {"step_weight": 1.0}, {"step_weight": 1.0, "step_loss": "token_sum"}],
-)
-def test_a_questions_loss_and_gradients_are_its_own(changes):
-    """Rows alone, without any padding; in another order; and beside longer ones."""
-    model, (_, batch) = build(**changes), asked()
-
-    def measured(some):
-        output = model.loss(some)
-        return {key: term.sum for key, term in output.terms.items()}
-
-    def summed(parts):
-        found = [measured(part) for part in parts]
-        totals = {key: sum(one[key] for one in found) for key in found[0]}
-        return totals, gradients(model, sum(totals.values()))
-
-    order = torch.tensor([2, 0, 3, 1])
-    count = len(batch["query"])
-    trimmed = [trim(rows(batch, torch.tensor([row]))) for row in range(count)]
-    (whole, grads), *others = (
-        summed(parts)
-        for parts in (
-            [batch],
-            trimmed,
-            [rows(batch, order)],
-            [rows(batch, order[:3]), rows(batch, order[3:])],
-        )
-    )
-    for totals, other in others:
-        for key, value in whole.items():
-            torch.testing.assert_close(totals[key], value, atol=1e-11, rtol=0)
-        for name, gradient in grads.items():
-            torch.testing.assert_close(other[name], gradient, atol=1e-10, rtol=0)
-
-
-def trim(batch):
-    """A batch of one row without padding."""
-    query, steps, answer = row_of(batch, 0)
-    row = draw([(len(query), [(0, len(step)) for step in steps], len(answer))], V)[0]
-    return batch_of([row._replace(query=query, steps=steps, answer=answer)])
+# ---- gradients
 
 
 @pytest.mark.parametrize("passes", [None, 2])
