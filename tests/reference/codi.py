@@ -5,7 +5,7 @@ embedding. PCCoT computes all of them from the former ones, pass by pass. No cac
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from tests.reference import qwen2
 from tests.reference.qwen2 import Shape, Weights
+
+Replace = Callable[[Tensor, int], Tensor]
 
 
 def project(weights: Weights, state: Tensor) -> Tensor:
@@ -33,6 +35,7 @@ def latents_of(
     count: int,
     filler: int,
     passes: int | None = None,
+    replace: Replace = lambda latent, number: latent,
 ) -> list[Tensor]:
     """The latents (D,) after a prompt of ids.
 
@@ -43,18 +46,21 @@ def latents_of(
         count: K.
         filler: Id whose embedding latents begin as, with passes.
         passes: T; None: one latent after the other.
+        replace: What is fed in place of a latent, from the latent and its number.
     """
     before = qwen2.embed(weights, prompt)
     latents: list[Tensor] = []
     if passes is None:
-        for _ in range(count):
+        for number in range(count):
             read = torch.stack([*before, *latents])
-            latents.append(project(weights, qwen2.last_states(weights, shape, read)[-1]))
+            latent = project(weights, qwen2.last_states(weights, shape, read)[-1])
+            latents.append(replace(latent, number))
         return latents
     latents = list(qwen2.embed(weights, [filler] * count))
     for _ in range(passes):
         last = qwen2.last_states(weights, shape, torch.stack([*before, *latents]))
-        latents = [project(weights, last[len(prompt) - 1 + j]) for j in range(count)]
+        states = last[len(prompt) - 1 :]
+        latents = [replace(project(weights, states[j]), j) for j in range(count)]
     return latents
 
 

@@ -5,7 +5,9 @@ import itertools
 import pytest
 import torch
 
+from evaluation.reason.controls import latents_of, replacement, replacing
 from lightning_models.layers import recording
+from lightning_models.runtime import seeded_generator
 from lightning_models.thinking_states.baselines.latents import step_texts
 from tests.reference import chain, coconut, codi
 from tests.thinking_states import questions
@@ -18,7 +20,7 @@ from tests.thinking_states.literal import (
     moved,
     weights_of,
 )
-from tests.thinking_states.questions import PREFIX, SEPARATOR, V
+from tests.thinking_states.questions import PREFIX, SEPARATOR, V, rows
 
 QUESTIONS = [
     (3, [(1, 2), (2, 3), (2, 1)], 2),
@@ -178,6 +180,43 @@ def test_scores_come_after_the_models_own_latents(changes):
         latents = codi.latents_of(weights, shape, prompt, model.latents, LATENT, passes)
         read = codi.student(weights, shape, row.query, latents, PREFIX, row.answer, (START, END))
         torch.testing.assert_close(scores[number, : len(row.answer)], read.log_probs, **LOSS)
+
+
+@pytest.mark.parametrize("passes", [None, 2])
+@pytest.mark.parametrize("control", ["zero", "noise", "swap", "pause"])
+@torch.no_grad()
+def test_scores_come_after_replaced_latents(control, passes):
+    model, (drawn, batch) = build(passes=passes), asked()
+    weights, shape = weights_of(model)
+    numbers = [7, 70, 3, 9]
+
+    def others():
+        return latents_of(model, lambda: model.score(rows(batch, torch.tensor([1, 2, 3, 0]))))
+
+    with replacing(model, replacement(control, model, numbers, 5, others)):
+        scores = model.score(batch).log_prob
+    assert not torch.allclose(scores, model.score(batch).log_prob, atol=1e-3), "they are read"
+    prompts = [[*row.query, START] for row in drawn]
+    theirs = [
+        codi.latents_of(weights, shape, prompt, 3, LATENT, passes)
+        for prompt in (*prompts[1:], prompts[0])
+    ]
+    for idx, row in enumerate(drawn):
+
+        def noise(own, number, idx=idx):
+            generator = seeded_generator(5, numbers[idx], number)
+            drawn = torch.randn(16, generator=generator, dtype=torch.float64)
+            return own.norm() * drawn / drawn.norm()
+
+        replaced = {
+            "zero": lambda own, _: torch.zeros_like(own),
+            "noise": noise,
+            "swap": lambda _, number, idx=idx: theirs[idx][number],
+            "pause": lambda *_: weights["model.embed_tokens.weight"][LATENT],
+        }[control]
+        latents = codi.latents_of(weights, shape, prompts[idx], 3, LATENT, passes, replaced)
+        read = codi.student(weights, shape, row.query, latents, PREFIX, row.answer, (START, END))
+        torch.testing.assert_close(scores[idx, : len(row.answer)], read.log_probs, **LOSS)
 
 
 # ---- degenerate cases
