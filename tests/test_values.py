@@ -114,6 +114,7 @@ COCONUT = [
 CODI = [
     *({key: -1} for key in ("num_latents", "passes", "eval_latents", "distillation_weight")),
     *({key: -0.5} for key in ("student_weight", "teacher_weight", "step_weight")),
+    *({key: NAN} for key in ("student_weight", "distillation_weight", "step_weight")),
     *({key: 0} for key in ("lora_rank", "projection_dim", "lora_alpha")),
     *each("projection_dropout", 1.0),
     *each("lora_dropout", -0.1),

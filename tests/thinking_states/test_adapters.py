@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from evaluation.exporting import write_transformers
 from lightning_models.flops import TRAINING_FACTOR
 from lightning_models.thinking_states.backbone import backbone_flops
 from tests.thinking_states.cases import FAMILIES, on
@@ -87,6 +88,12 @@ def test_a_checkpoint_holds_matrices_and_markers(tmp_path):
     loaded = type(model).load_from_checkpoint(path, weights_only=True)
     batch = questions()
     assert torch.equal(loaded.eval().score(batch).log_prob, model.eval().score(batch).log_prob)
+
+
+def test_an_export_to_transformers_is_refused(tmp_path):
+    model, _ = adapted()
+    with pytest.raises(ValueError, match=r"lora_rank.*--format folder"):
+        write_transformers(model, tmp_path)
 
 
 def test_frozen_matrices_cost_no_gradient_of_their_own():

@@ -4,6 +4,7 @@ One model is teacher, on question, chain and answer, and student, on question, l
 PCCoT computes all latents at once, several times, instead of one after the other.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,8 +85,8 @@ class CodiConfig(LatentConfig):
         weights = ("student_weight", "distillation_weight", "teacher_weight")
         for key, bound in {**least, **dict.fromkeys(weights, 0)}.items():
             value = getattr(self, key)
-            if value is not None and value < bound:
-                raise ValueError(f"{key} ({value}) must be at least {bound}")
+            if value is not None and not bound <= value < math.inf:
+                raise ValueError(f"{key} ({value}) must be at least {bound} and finite")
         for key in ("projection_dropout", "lora_dropout"):
             if not 0.0 <= getattr(self, key) < 1.0:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")

@@ -6,6 +6,7 @@ each latent the step that it stands for: it is trained beside the model, and not
 """
 
 import copy
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -82,8 +83,8 @@ class LatentConfig(ReasoningConfig):
         super().__post_init__()
         if self.eval_latents is not None and self.eval_latents < 0:
             raise ValueError(f"eval_latents ({self.eval_latents}) must not be negative")
-        if self.step_weight < 0:
-            raise ValueError(f"step_weight ({self.step_weight}) must not be negative")
+        if not 0 <= self.step_weight < math.inf:
+            raise ValueError(f"step_weight ({self.step_weight}) must be finite and not negative")
         if self.gradient_checkpointing:
             raise ValueError(
                 f"gradient_checkpointing ({self.gradient_checkpointing}) would compute layers "
