@@ -92,6 +92,11 @@ def _write_backbone(backbone: Any, folder: Path, options: dict[str, Any]) -> str
             )
         fields |= {"use_sliding_window": True, "sliding_window": backbone.window}
         fields |= {"max_window_layers": 0, "layer_types": None}
+    if any("lora_" in name for name, _ in backbone.model.named_parameters()):
+        raise ValueError(
+            "format (transformers): a model there has no LoRA matrices (lora_rank); use --format "
+            "folder"
+        )
     prefix = backbone.model.base_model_prefix
     weights = {f"{prefix}.{name}": tensor for name, tensor in backbone.model.state_dict().items()}
     if backbone.head is not None:

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from lightning_models.ponderlm import RecurrentDepthLM as RecurrentDepthLM
     from lightning_models.thinking_states import CoconutConfig as CoconutConfig
     from lightning_models.thinking_states import CoconutLM as CoconutLM
+    from lightning_models.thinking_states import CodiConfig as CodiConfig
+    from lightning_models.thinking_states import CodiLM as CodiLM
     from lightning_models.thinking_states import CoTConfig as CoTConfig
     from lightning_models.thinking_states import CoTLM as CoTLM
     from lightning_models.thinking_states import ICoTConfig as ICoTConfig
@@ -80,8 +82,9 @@ _NAMES = {
     "lightning_models.ponderlm": "LoopedConfig LoopedLM MoRConfig MoRLM PauseConfig PauseLM "
     "PonderConfig PonderLM PonderLM1 PonderLM1Config PonderLM2 PonderLM2Config "
     "RecurrentDepthConfig RecurrentDepthLM",
-    "lightning_models.thinking_states": "CoTConfig CoTLM CoconutConfig CoconutLM ICoTConfig ICoTLM "
-    "NoCoTConfig NoCoTLM ReasoningConfig ThinkingStatesConfig ThinkingStatesLM",
+    "lightning_models.thinking_states": "CoTConfig CoTLM CoconutConfig CoconutLM CodiConfig "
+    "CodiLM ICoTConfig ICoTLM NoCoTConfig NoCoTLM ReasoningConfig ThinkingStatesConfig "
+    "ThinkingStatesLM",
     "lightning_models.thought_gestalt": "GistConfig GistLM ThoughtGestaltConfig ThoughtGestaltLM",
     "lightning_models.thoughtbubbles": "CopyConfig CopyLM ThoughtbubblesConfig ThoughtbubblesLM",
     "lightning_models.transformer": "TransformerConfig TransformerLM",

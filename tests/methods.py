@@ -23,6 +23,7 @@ from formats import (
 
 from lightning_models import (
     CoconutLM,
+    CodiLM,
     CopyLM,
     CoTLM,
     GistLM,
@@ -211,6 +212,15 @@ LATENTS: dict[str, Any] = {
 }
 
 
+DISTILLED: dict[str, Any] = {**LATENTS, "guesses": 2.0, "waits": 9}
+"""The student guesses, and the teacher."""
+SAYING: dict[str, Any] = {**DISTILLED, "guesses": 3.0, "waits": 13}
+"""The decoder of steps, too."""
+STEPS = {"step_weight": 1.0}
+PCCOT = {"num_latents": 4, "passes": 2}
+PUBLIC_CODI = {"distance": "smooth_l1", "distillation_std": "batch", "predict_prefix": True}
+
+
 def asked(name: str, model: type[LanguageModel], config: dict[str, Any], **fields: Any) -> Method:
     """A model that is asked questions."""
     return Method(name, model, REASONING.wording | config, **{**ASKED, **fields})
@@ -319,6 +329,26 @@ METHODS = [
         full=True,
     ),
     asked("coconut-last", CoconutLM, {"first_stage": 3, "max_latent_stage": 2}, **LATENTS),
+    asked(
+        "coconut-steps",
+        CoconutLM,
+        CHAIN | {"first_stage": 1, "max_latent_stage": 2} | STEPS,
+        **LATENTS | {"guesses": 2.0, "waits": 12},
+        full=True,
+    ),
+    asked("codi", CodiLM, {"num_latents": 3}, **DISTILLED),
+    asked(
+        "codi-gpt2",
+        CodiLM,
+        PUBLIC_CODI | on("gpt2"),
+        **DISTILLED | {"waits": 10},
+        **dropping("gpt2"),
+        alone={"distillation_std": "row"},
+    ),
+    asked("codi-steps", CodiLM, STEPS | on("qwen3"), **SAYING, **dropping("qwen3"), full=True),
+    asked("codi-no-latents", CodiLM, {"num_latents": 0}, **DISTILLED),
+    asked("pccot", CodiLM, PCCOT, **DISTILLED, full=True),
+    asked("pccot-steps", CodiLM, PCCOT | STEPS | on("llama"), **SAYING, **dropping("llama")),
 ]
 
 FIRST = {method.model: method for method in reversed(METHODS)}

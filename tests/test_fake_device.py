@@ -47,5 +47,7 @@ def test_scoring_waits_once_at_most_to_select_what_has_a_target(method, results)
     """Not at all where the host knows how many there are: it counts sentences and answers."""
     waits = results[method.name]["scoring"]
     selecting = {line: count for line, count in waits.items() if "output_layer.py" in line}
-    counts_here = method.name.startswith(("thought-gestalt", "cot", "no-cot", "icot", "coconut"))
+    counts_here = method.name.startswith(
+        ("thought-gestalt", "cot", "no-cot", "icot", "coconut", "codi", "pccot")
+    )
     assert sum(selecting.values()) == (0 if counts_here else 1), selecting

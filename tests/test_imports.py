@@ -28,7 +28,7 @@ UPWARD = {
 """The lazy public names that live in a package above."""
 
 KERNELS = "(flash_attn) (torch_scatter)"
-OPTIONAL = f"{KERNELS} (mauve) (openai) (optuna) (wandb) (mlflow)"
+OPTIONAL = f"{KERNELS} (mauve) (peft) (openai) (optuna) (wandb) (mlflow)"
 LEAVES = {path.stem for path in (ROOT / "lightning_models").glob("*.py")} - {"__init__", "base"}
 LEAVES |= {"checkpoint"}
 LEAF = "torch torchmetrics numpy safetensors lightning_models.layers "
@@ -54,6 +54,7 @@ RULES = (
         r"lightning_models/(\w+)/(architectures|backbone|pretrained)",
         f"{LEAF} {NETWORKS} (transformers)",
     ),
+    (r"lightning_models/(\w+)/adapters", f"{LEAF} {NETWORKS} (peft)"),
     (r"lightning_models/(\w+)/.*", f"{LEAF} {NETWORKS}"),
     (r"datamodules/.*", f"* datamodules {SHARED}"),
     (r"callbacks/.*", f"* callbacks {SHARED}"),

@@ -111,6 +111,19 @@ COCONUT = [
     *each("first_stage", 6),
     *each("reset", "batch"),
 ]
+CODI = [
+    *({key: -1} for key in ("num_latents", "passes", "eval_latents", "distillation_weight")),
+    *({key: -0.5} for key in ("student_weight", "teacher_weight", "step_weight")),
+    *({key: NAN} for key in ("student_weight", "distillation_weight", "step_weight")),
+    *({key: 0} for key in ("lora_rank", "projection_dim", "lora_alpha")),
+    *each("projection_dropout", 1.0),
+    *each("lora_dropout", -0.1),
+    *each("distance", "l2"),
+    *each("distillation_std", "layer"),
+    *each("step_loss", "sum"),
+    *each("gradient_checkpointing", True),
+    {"step_weight": 1.0, "num_latents": 0},
+]
 RATES = ("lr", "warmup", "weight_decay", "eps", "min_lr_ratio", "decay_fraction")
 OPTIMIZER = [
     *({key: value} for key, value in itertools.product(RATES, (NAN, INF, -INF))),
@@ -147,6 +160,7 @@ REFUSED = [
     (models.CoTConfig, SIZES, each("max_chain_tokens", -1)),
     (models.ICoTConfig, SIZES, ICOT),
     (models.CoconutConfig, SIZES, COCONUT),
+    (models.CodiConfig, SIZES, CODI),
     (models.OptimizerConfig, {}, OPTIMIZER),
     (SamplingConfig, {}, SAMPLING),
     (EndpointConfig, ENDPOINT, TEACHER),

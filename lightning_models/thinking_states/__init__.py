@@ -18,12 +18,14 @@ answers, and chunks of theirs              ``reading.ThinkingCache``
 thoughts as people read them               ``thoughts.Trace``
 FLOPs                                      ``backbone.backbone_flops``,
                                            ``network.reading_flops``
-CoT, no CoT, iCoT, Coconut; Sec. 4.1       ``baselines``
-base of the five methods                   ``module.ReasoningLM``
+CoT, no CoT, iCoT, Coconut; Sec. 4.1       ``baselines``, with CODI, PCCoT and SIM-CoT
+LoRA on a backbone                         ``adapters.add_adapters``
+base of all these methods                  ``module.ReasoningLM``
 =========================================  =====================================================
 """
 
 from lightning_models.thinking_states.baselines.coconut import CoconutConfig, CoconutLM
+from lightning_models.thinking_states.baselines.codi import CodiConfig, CodiLM
 from lightning_models.thinking_states.baselines.curricula import ICoTConfig, ICoTLM
 from lightning_models.thinking_states.baselines.text import CoTConfig, CoTLM, NoCoTConfig, NoCoTLM
 from lightning_models.thinking_states.config import ReasoningConfig, ThinkingStatesConfig
@@ -34,6 +36,8 @@ __all__ = [
     "CoTLM",
     "CoconutConfig",
     "CoconutLM",
+    "CodiConfig",
+    "CodiLM",
     "ICoTConfig",
     "ICoTLM",
     "NoCoTConfig",

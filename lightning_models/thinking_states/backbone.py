@@ -39,10 +39,15 @@ class HiddenStates(NamedTuple):
     Attributes:
         last: After the final norm, read by the head (B, T, D).
         tapped: After ``tap_layer`` layers, before any norm (B, T, D), or None without that layer.
+        layers: Inputs of all layers at one token of each row, and its state after the final norm
+            (L + 1, B, D), or None if no tokens are asked for.
+        latents: Inputs that were states (B, m, D), or None in rows of text alone.
     """
 
     last: Tensor
-    tapped: Tensor | None
+    tapped: Tensor | None = None
+    layers: Tensor | None = None
+    latents: Tensor | None = None
 
 
 class Backbone(nn.Module):
@@ -237,6 +242,7 @@ class Backbone(nn.Module):
         state: Tensor | None = None,
         state_layer: int = 0,
         tap_layer: int | None = None,
+        at: Tensor | None = None,
     ) -> HiddenStates:
         """Returns the hidden states of tokens.
 
@@ -249,6 +255,7 @@ class Backbone(nn.Module):
             state: S, added after ``state_layer`` layers (B, T, D). Nothing is added by default.
             state_layer: L^in.
             tap_layer: Number of layers after which hidden states are returned as ``tapped``.
+            at: Index of the token of each row (B,) int64 whose states are returned as ``layers``.
 
         Raises:
             ValueError: A position is beyond the learned ones.
@@ -258,15 +265,20 @@ class Backbone(nn.Module):
         if mask is None and self.window is not None and self.window < h.shape[1]:
             real = torch.ones(1, h.shape[1], dtype=torch.bool, device=h.device)
             mask = causal_mask(real, h.shape[1], self.window)  # (1, 1, T, T), of all rows
-        tapped = None
+        tapped, picked = None, []
+        rows = None if at is None else torch.arange(len(h), device=h.device)
         for index in range(self.num_layers + 1):
             if state is not None and index == state_layer:
                 h = h + state  # (B, T, D)
             if index == tap_layer:
                 tapped = h  # (B, T, D)
             if index < self.num_layers:
+                if rows is not None:
+                    picked.append(h[rows, at])  # (B, D)
                 h = run_layer(self.layers[index], h, tables, mask, cache)
-        return HiddenStates(self.norm(h), tapped)  # both (B, T, D)
+        last: Tensor = self.norm(h)  # (B, T, D)
+        layers = None if rows is None else torch.stack([*picked, last[rows, at]])
+        return HiddenStates(last, tapped, layers)
 
 
 def run_layer(
@@ -404,6 +416,12 @@ class AnswerCache:
         self.past.batch_select_indices(rows)
         self.real, self.lengths = self.real[rows], self.lengths[rows]
 
+    def drop(self, places: int) -> None:
+        """Forgets the last ``places`` places, at least 1."""
+        self.past.crop(-places)
+        self.lengths = self.lengths - self.real[:, -places:].sum(dim=1)
+        self.real = self.real[:, :-places]
+
     def place(self, real: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Appends the next t places.
 
@@ -466,7 +484,14 @@ def head_flops(backbone: Backbone) -> float:
 
 
 def backbone_flops(backbone: Backbone, context: int, training: bool = False) -> float:
-    """Returns the mean FLOPs of a token of a row of ``context`` tokens, its logits included."""
+    """Returns the mean FLOPs of a token of a row of ``context`` tokens, its logits included.
+
+    In training, matrices that are frozen take no gradient of their own.
+    """
     layers = backbone.num_layers * layer_flops(backbone, mean_keys(context, backbone.window))
     total = layers + head_flops(backbone)
-    return training_flops(total, layers, backbone.config) if training else total
+    if not training:
+        return total
+    matrices = (*backbone.layers.parameters(), backbone.output_matrix)
+    frozen = sum(each.numel() for each in matrices if each.ndim == 2 and not each.requires_grad)
+    return training_flops(total, layers, backbone.config) - 2.0 * frozen

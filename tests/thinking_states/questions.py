@@ -10,7 +10,7 @@ from callbacks import ResumeState
 from datamodules.reasoning import Wording
 from datamodules.sources import BatchLoader, TrainingSource
 from lightning_models import OptimizerConfig
-from lightning_models.thinking_states import CoconutLM, CoTLM, ICoTLM, NoCoTLM
+from lightning_models.thinking_states import CoconutLM, CodiLM, CoTLM, ICoTLM, NoCoTLM
 from tests.quiet import quiet_trainer
 from tests.reference.thinking_states import Row
 from tests.thinking_states.literal import batch_of
@@ -30,7 +30,13 @@ SIZES: dict[str, Any] = {
     "answer_prefix": PREFIX,
     "step_separator": SEPARATOR,
 }
-MODELS = {"no_cot": NoCoTLM, "cot": CoTLM, "icot": ICoTLM, "coconut": CoconutLM}
+MODELS = {
+    "no_cot": NoCoTLM,
+    "cot": CoTLM,
+    "icot": ICoTLM,
+    "coconut": CoconutLM,
+    "codi": CodiLM,
+}
 SHAPES = [(6, [2, 3, 1], 1), (3, [], 2), (9, [1], 1), (4, [2, 2, 2, 2], 3)]
 """Tokens of query (EOS in front counted), of each step, and of the answer (EOS not counted)."""
 

@@ -1,4 +1,4 @@
-"""What holds for all four baselines: normalisers, padding, decoding, refusals."""
+"""What holds for all baselines: normalisers, padding, decoding, refusals."""
 
 import pytest
 import torch
@@ -34,6 +34,11 @@ VARIANTS = {
     "coconut_last": ("coconut", {"first_stage": 3, "pad_latent_to_max": False, **STAGES}),
     "coconut_query": ("coconut", {"first_stage": 3, "lm_on_query": True, **STAGES}),
     "coconut_gpt2": ("coconut", {"first_stage": 2, **STAGES, **on("gpt2")}),
+    "coconut_steps": ("coconut", {"first_stage": 2, "step_weight": 1.0, **STAGES}),
+    "codi": ("codi", {"num_latents": 3, "predict_prefix": True}),
+    "codi_none": ("codi", {"num_latents": 0, "lm_on_query": True}),
+    "codi_gpt2": ("codi", {"num_latents": 2, "eval_latents": 4, "step_weight": 1.0, **on("gpt2")}),
+    "pccot": ("codi", {"num_latents": 4, "passes": 2, **on("llama")}),
     "cot_gpt2": ("cot", {"max_chain_tokens": 12, **on("gpt2")}),
     "icot_llama": ("icot", {"removal": "steps", "first_stage": 1, **STAGES, **on("llama")}),
     "no_cot_qwen3": ("no_cot", on("qwen3")),

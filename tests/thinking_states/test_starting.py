@@ -112,9 +112,19 @@ def test_a_backbone_of_another_shape_is_refused(taught, key, tmp_path):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_rows_of_added_tokens_are_not_those_of_the_checkpoint(tied, tmp_path):
-    """Their ids may mean something else there, or nothing."""
+def test_rows_of_added_tokens_are_those_of_a_method_that_adds_the_same(tied, tmp_path):
     path, taught = checkpoint_of(tmp_path, "coconut", tie_head=tied)
+    student = build("codi", double=False, tie_head=tied, special_rows_from=7)
+    load_backbone(student.network, student.config, path)
+    found = student.network.backbone.state_dict()
+    for key in ("model.embed_tokens.weight", *(() if tied else ("head.weight",))):
+        assert torch.equal(found[key][: V + 3], taught[key][: V + 3])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_added_tokens_are_not_those_of_another_vocabulary(tied, tmp_path):
+    """Their ids mean something else there."""
+    path, taught = checkpoint_of(tmp_path, "coconut", tie_head=tied, vocab_size=V + 1)
     student = build("coconut", double=False, tie_head=tied)
     before = {k: v.clone() for k, v in student.network.backbone.state_dict().items()}
     load_backbone(student.network, student.config, path)
@@ -199,11 +209,11 @@ def test_logits_are_those_of_transformers_padded_or_cached(family, tied, tmp_pat
     right = torch.arange(17) < lengths[:, None]
     real = torch.arange(17) >= 17 - lengths[:, None]
     with torch.no_grad():
-        found = network(tokens) @ network.output_matrix.t()
+        found = network(tokens).last @ network.output_matrix.t()
         assert torch.equal(found[:, :, :V], theirs(tokens).logits)
         theirs, network = exact(theirs), exact(network)
         expected = theirs(tokens, attention_mask=right.long()).logits
-        found = network(tokens) @ network.output_matrix.t()
+        found = network(tokens).last @ network.output_matrix.t()
         torch.testing.assert_close(found[:, :, :V][right], expected[right], atol=1e-10, rtol=0)
         positions = (real.cumsum(dim=1) - 1).clamp(min=0)  # padding has none
         expected = theirs(tokens, attention_mask=real.long(), position_ids=positions).logits
@@ -213,7 +223,7 @@ def test_logits_are_those_of_transformers_padded_or_cached(family, tied, tmp_pat
             for part in (slice(8), slice(8, 9), slice(9, 17))
         ]
         found = torch.cat(parts, dim=1) @ network.output_matrix.t()
-        whole = network(tokens, real=real, cache=AnswerCache(3, tokens.device))
+        whole = network(tokens, real=real, cache=AnswerCache(3, tokens.device)).last
     for own in (found, whole @ network.output_matrix.t()):
         torch.testing.assert_close(own[:, :, :V][real], expected[real], atol=1e-10, rtol=0)
 
@@ -419,10 +429,18 @@ def publish_with_tokenizer(folder, family):
 
 @pytest.mark.parametrize(
     ("family", "recipes"),
-    [("gpt2", ["cot", "coconut"]), ("llama", ["icot"]), ("qwen3", ["cot"])],
+    [
+        ("gpt2", ["cot", "coconut", "simcot_coconut"]),
+        ("llama", ["icot"]),
+        ("qwen3", ["cot"]),
+        ("gpt2", ["simcot_codi"]),
+        ("llama", ["pccot"]),
+    ],
 )
 def test_published_recipes_train_on_a_folder_with_its_tokenizer(family, recipes, tmp_path):
     """Coconut starts from the best checkpoint of the run before, as its public code does."""
+    if "lora_rank" in (CONFIGS / f"{recipes[0]}_gpt2_gsm8k.yaml").read_text():
+        pytest.importorskip("peft")
     folder, problems = tmp_path / "published", tmp_path / "problems.txt"
     publish_with_tokenizer(folder, family)
     problems.write_text("Anna has 2 + 3 pears. How many?||<<2+3=5>> #### 5\n" * 12)
@@ -432,6 +450,8 @@ def test_published_recipes_train_on_a_folder_with_its_tokenizer(family, recipes,
         config, run = CONFIGS / f"{recipe}_gpt2_gsm8k.yaml", tmp_path / recipe
         start = [] if before is None else [f"--model.config.start_from={tmp_path / before}"]
         options = [f"--config={config}", *common, *start, f"--trainer.default_root_dir={run}"]
+        if "max_chain_tokens" not in config.read_text():
+            options.remove("--model.config.max_chain_tokens=16")
         assert main(["fit", *options]) == 0
         assert len(list(run.rglob("best-*.ckpt"))) == 1  # ranked by right answers
     shutil.rmtree(folder)  # the checkpoint holds all that is needed

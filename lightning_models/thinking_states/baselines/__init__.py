@@ -5,14 +5,19 @@ what                                       where
 =========================================  =====================================================
 No CoT, CoT                                ``text.NoCoTLM``, ``text.CoTLM``
 iCoT, stepwise internalisation             ``curricula.ICoTLM``
-Coconut, continuous thoughts               ``coconut.CoconutLM``, ``coconut.CoconutNetwork``
-text of a row, and its targets             ``text.TextLayout``, ``coconut.CoconutLayout``
+Coconut, continuous thoughts               ``coconut.CoconutLM``
+CODI: z = f(h), L = alpha L_student +      ``codi.CodiLM``, ``codi.CodiNetwork``, ``codi.distil``
+beta L_KD + gamma L_teacher
+PCCoT, Jacobi passes                       ``codi.CodiNetwork.think``
+SIM-CoT, the decoder of steps              ``latents.LatentTextLM.losses``, ``latents.step_texts``
+latents that are fed back, with gradient   ``latents.LatentNetwork``
+text of a row, and its targets             ``text.TextLayout``, ``latents.LatentLayout``
 the answer's prefix in a text written      ``text.TextCache``
 curricula (n and r by epoch), draws        ``curricula.StepStages``, ``curricula.TokenStages``,
                                            ``coconut.num_latents`` (m)
 resets of the optimiser, stage of a        ``curricula.StagedLM``
 checkpoint
 a backbone from another checkpoint         ``curricula.load_backbone``
-base of the four                           ``text.TextLM``
+base of all, and of those with latents     ``text.TextLM``, ``latents.LatentTextLM``
 =========================================  =====================================================
 """

@@ -7,14 +7,15 @@ and so do a resumed run and one that was never stopped.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from lightning_models.checkpoint import CheckpointError, read_checkpoint
+from lightning_models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import Mean
+from lightning_models.recipe import resolve_class
 from lightning_models.runtime import on_device, seeded_generator
 from lightning_models.thinking_states.baselines.text import (
     CHAIN,
@@ -485,8 +486,9 @@ def load_backbone(
 ) -> None:
     """Copies a checkpoint's backbone into the network's.
 
-    Rows of embedding and head are copied as far as the tokenizer goes; those of the tokens that the
-    method adds stay as they are, or begin with a copy of ``special_rows_from``.
+    Rows of embedding and head are copied as far as the tokenizer goes, and for the tokens that the
+    method adds where the checkpoint's method adds the same; otherwise these stay as they are, or
+    begin with a copy of ``special_rows_from``.
 
     Args:
         network: changed in place.
@@ -504,7 +506,8 @@ def load_backbone(
     )
 
     whole = StateDictOptions(full_state_dict=True)  # of parameters that are sharded, too
-    saved: Any = read_checkpoint(path, which).content["state_dict"]
+    checkpoint = read_checkpoint(path, which)
+    saved: Any = checkpoint.content["state_dict"]
     own: Any = get_model_state_dict(network.backbone, options=whole)
     strange = [key for key, value in own.items() if not _fits(key, value, saved, config.vocab_size)]
     theirs = [key.removeprefix(_BACKBONE) for key in saved if key.startswith(_BACKBONE)]
@@ -514,9 +517,10 @@ def load_backbone(
             f"start_from ({path}) holds no backbone of this shape: {strange[0]} is in one of the "
             "two only, or of another size; train both with one tokenizer and with equal sizes"
         )
+    added = _adds_the_same(checkpoint, config)
     with torch.no_grad():
         for key, value in own.items():
-            _copy(value, saved[_BACKBONE + key], key.endswith(_BY_TOKEN), config)
+            _copy(value, saved[_BACKBONE + key], key.endswith(_BY_TOKEN), config, added)
     set_model_state_dict(network.backbone, own, options=whole)
 
 
@@ -529,11 +533,25 @@ def _fits(key: str, own: Tensor, saved: dict[str, Tensor], rows: int) -> bool:
     return theirs.shape == own.shape
 
 
-def _copy(own: Tensor, theirs: Tensor, by_token: bool, config: ReasoningConfig) -> None:
+def _adds_the_same(checkpoint: Checkpoint, config: ReasoningConfig) -> bool:
+    """Returns whether a checkpoint's method adds the same tokens with the same ids."""
+    recipe = checkpoint.model_recipe
+    kind = resolve_class(recipe["class_path"], nn.Module)
+    theirs = get_type_hints(kind.__init__).get("config")
+    saved = recipe["init_args"].get("config", {})
+    same = getattr(theirs, "special_tokens", ()) == config.special_tokens
+    return same and saved.get("vocab_size") == config.vocab_size
+
+
+def _copy(
+    own: Tensor, theirs: Tensor, by_token: bool, config: ReasoningConfig, added: bool
+) -> None:
     if not by_token:
         own.copy_(theirs)
         return
     first, count = config.vocab_size, len(config.special_tokens)
     own[:first] = theirs[:first]
-    if config.special_rows_from is not None:
+    if added:
+        own[first : first + count] = theirs[first : first + count]
+    elif config.special_rows_from is not None:
         own[first : first + count] = own[config.special_rows_from]

@@ -16,7 +16,12 @@ from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import linear_cross_entropy_each, logits, token_scores
 from lightning_models.outputs import LossOutput, Mean, Scores, Term
 from lightning_models.runtime import on_device
-from lightning_models.thinking_states.backbone import AnswerCache, ReasoningNetwork, read
+from lightning_models.thinking_states.backbone import (
+    AnswerCache,
+    HiddenStates,
+    ReasoningNetwork,
+    read,
+)
 from lightning_models.thinking_states.config import ReasoningConfig
 from lightning_models.thinking_states.module import ReasoningLM
 from lightning_models.thinking_states.rows import (
@@ -282,22 +287,32 @@ class TextNetwork(ReasoningNetwork):
     """
 
     def forward(
-        self, tokens: Tensor, *, real: Tensor | None = None, cache: AnswerCache | None = None
-    ) -> Tensor:
-        """Returns the normed states (B, T, D) of tokens.
+        self,
+        tokens: Tensor,
+        *,
+        real: Tensor | None = None,
+        cache: AnswerCache | None = None,
+        at: Tensor | None = None,
+    ) -> HiddenStates:
+        """Returns the hidden states of tokens.
 
         Args:
             tokens: Tokens (B, T) int64, padded on the right unless there is a cache.
             real: Whether each token is text (B, T) bool, read with a cache only. By default all
                 tokens are.
             cache: Keys and values of earlier tokens, extended in place.
+            at: Token of each row whose states in all layers are returned, see `Backbone.forward`.
         """
-        h = self.backbone.embed(tokens)
+        h = self.embed(tokens)
         if cache is not None:
-            return read(self.backbone, cache, h, real).last
+            return read(self.backbone, cache, h, real, at=at)
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        last: Tensor = self.backbone(h, positions).last
-        return last
+        hidden: HiddenStates = self.backbone(h, positions, at=at)
+        return hidden
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Returns the input embeddings (B, T, D) of tokens (B, T)."""
+        return self.backbone.embed(tokens)
 
 
 class TextLM(ReasoningLM):
@@ -342,26 +357,31 @@ class TextLM(ReasoningLM):
         ``statistics`` returns.
         """
         rows = self.layout.training(batch, self.stage)
-        h = self.states(rows).flatten(0, 1)
+        return self.losses(batch, rows, self.states(rows))
+
+    def losses(self, batch: Batch, rows: TextRows, hidden: HiddenStates) -> LossOutput:
+        """Returns the objective's terms of a batch whose text has these hidden states."""
+        nll, answers = self.cross_entropy(rows, hidden.last)
+        return LossOutput({"nll": nll}, {"answer_nll": answers, **self.statistics(batch, rows)})
+
+    def cross_entropy(self, rows: TextRows, h: Tensor) -> tuple[Term, Mean]:
+        """Returns the loss of all targets after normed states h (B, T, D), and of the answers'."""
         # logits only where something is predicted: most of a row is the query
         learned = (rows.targets >= 0).flatten().nonzero()[:, 0]
         targets, answers = rows.targets.flatten()[learned], rows.answers.flatten()[learned]
-        nll, each = linear_cross_entropy_each(h[learned], self.network.output_matrix, targets)
-        stats: dict[str, Tensor | Mean] = {
-            "answer_nll": Mean((each * answers).sum(), answers.sum())
-        }
-        stats |= self.statistics(batch, rows)
-        number = on_device(len(learned), h.device)
-        return LossOutput({"nll": Term(nll, number, "targets")}, stats)
+        states, matrix = h.flatten(0, 1)[learned], self.network.output_matrix
+        nll, each = linear_cross_entropy_each(states, matrix, targets)
+        count = on_device(len(learned), h.device)
+        return Term(nll, count, "targets"), Mean((each * answers).sum(), answers.sum())
 
     def statistics(self, batch: Batch, rows: TextRows) -> dict[str, Tensor | Mean]:
         """Returns further statistics of a training batch's text; here none."""
         return {}
 
-    def states(self, rows: TextRows) -> Tensor:
-        """Returns the normed states (B, T, D) of rows of text."""
-        h: Tensor = self.network(rows.tokens)
-        return h
+    def states(self, rows: TextRows, at: Tensor | None = None) -> HiddenStates:
+        """Returns the hidden states of rows of text, and of the tokens ``at`` in all layers."""
+        hidden: HiddenStates = self.network(rows.tokens, at=at)
+        return hidden
 
     # ---- scoring
 
@@ -369,7 +389,7 @@ class TextLM(ReasoningLM):
         """Returns log p(answer | query), after the model's own greedy reasoning."""
         targets = batch["targets"]
         rows = self.scored_rows(batch)
-        h = self.states(rows)
+        h = self.states(rows).last
         states, answers = h[rows.answers], rows.targets[rows.answers]
         matrix = self.network.output_matrix
         found = token_scores(states, matrix, answers, count=len(answers)).log_prob
@@ -466,7 +486,7 @@ class TextLM(ReasoningLM):
 
     def decode_step(self, cache: TextCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
         # Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
-        h = self.network(cache.take(tokens), cache=cache)[:, -1]
+        h = self.network(cache.take(tokens), cache=cache).last[:, -1]
         out = logits(h, self.network.output_matrix.to(h.dtype)).float()
         return cache.forced(out), torch.ones_like(tokens, dtype=torch.bool)
 

@@ -1,0 +1,44 @@
+"""LoRA (arXiv 2106.09685) on a backbone, by ``peft``."""
+
+from lightning_models.thinking_states.backbone import Backbone
+
+
+def add_adapters(
+    backbone: Backbone, *, rank: int, alpha: float, dropout: float, train_embeddings: bool
+) -> None:
+    """Freezes a backbone, and adds matrices of low rank beside those of its layers.
+
+    Args:
+        backbone: The backbone, changed in place.
+        rank: Rank of the added matrices.
+        alpha: Their products are scaled with alpha / rank.
+        dropout: Dropout probability before them.
+        train_embeddings: Whether embedding and head are learned all the same.
+
+    Raises:
+        ValueError: ``peft`` is not installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ValueError(
+            f"lora_rank ({rank}) needs peft, which is not installed; pip install -e '.[lora]', or "
+            "set lora_rank to null"
+        ) from error
+    matrices = {
+        name.rpartition(".")[2]: type(module).__name__
+        for name, module in backbone.layers.named_modules()
+        if getattr(module, "weight", None) is not None and module.weight.ndim == 2
+    }
+    backbone.requires_grad_(False)
+    settings = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=[*matrices],
+        fan_in_fan_out="Conv1D" in matrices.values(),  # GPT-2's are transposed
+    )
+    inject_adapter_in_model(settings, backbone.layers)
+    if train_embeddings:
+        backbone.model.get_input_embeddings().weight.requires_grad_(True)
+        backbone.output_matrix.requires_grad_(True)

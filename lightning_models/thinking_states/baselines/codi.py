@@ -1,0 +1,370 @@
+"""CODI: a chain of thought distilled into latents (arXiv 2502.21074), and PCCoT (2506.18582).
+
+One model is teacher, on question, chain and answer, and student, on question, latents and answer.
+PCCoT computes all latents at once, several times, instead of one after the other.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_models.optim import OptimizerConfig
+from lightning_models.outputs import LossOutput, Term
+from lightning_models.thinking_states.adapters import add_adapters
+from lightning_models.thinking_states.backbone import (
+    AnswerCache,
+    HiddenStates,
+    backbone_flops,
+    read,
+)
+from lightning_models.thinking_states.baselines.curricula import num_steps
+from lightning_models.thinking_states.baselines.latents import (
+    LatentConfig,
+    LatentLayout,
+    LatentNetwork,
+    LatentTextLM,
+)
+from lightning_models.thinking_states.baselines.text import PREFIX, Batch, TextRows
+from lightning_models.thinking_states.rows import constant
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodiConfig(LatentConfig):
+    """CODI (Shen et al., 2025), with PCCoT (Wu et al., 2025) as ``passes``.
+
+    Raises:
+        ValueError: A value is out of its range.
+    """
+
+    num_latents: int = 6
+    """K, latents of a question in training (6 in CODI, 24 in PCCoT); 0: only the two markers."""
+    passes: int | None = None
+    """T, Jacobi passes over all latents at once (3 in PCCoT; 0: pause tokens); null: latents one
+    after the other, as in CODI. From K passes on the two are equal."""
+    projection: bool = True
+    """Whether a state becomes a latent by dropout, linear, GELU, linear, LayerNorm; else as is."""
+    projection_dim: int | None = None
+    """Width between the two linear layers; null: D, as in CODI's runs."""
+    projection_dropout: float = 0.0
+    """Dropout probability before the projection."""
+    student_weight: float = 1.0
+    """alpha, weight of the answers' cross-entropy after the latents."""
+    distillation_weight: float = 1.0
+    """beta, weight of the distillation (1 on GPT-2, 20 on Llama)."""
+    teacher_weight: float = 1.0
+    """gamma, weight of the teacher's cross-entropy on chains and answers."""
+    distance: Literal["l1", "smooth_l1"] = "l1"
+    """Distance of the student's states from the teacher's: L1, as in CODI's paper, or smooth L1, as
+    in its code and PCCoT's."""
+    distillation_std: Literal["row", "batch"] = "row"
+    """Which of the teacher's states the standard deviation is of that divides a layer's distance:
+    the question's own, or all of the micro-batch, as in the public codes."""
+    drop_last_step: bool = True
+    """Whether the teacher's chains end before their last step, which often is the answer."""
+    predict_prefix: bool = False
+    """Whether the student learns to write the answer prefix, as in the public codes; at inference
+    it is given in any case."""
+    lora_rank: int | None = None
+    """Rank of LoRA's matrices beside every matrix of the layers (128 in CODI); all else of the
+    backbone is frozen, the added tokens' embeddings are learned. null: everything is learned."""
+    lora_alpha: float = 32.0
+    """LoRA's products are scaled with lora_alpha / lora_rank."""
+    lora_dropout: float = 0.1
+    """Dropout probability before LoRA's matrices."""
+    train_embeddings: bool = False
+    """Whether embedding and head are learned beside LoRA."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        super().__post_init__()
+        least = {"num_latents": 0, "passes": 0, "projection_dim": 1, "lora_rank": 1}
+        weights = ("student_weight", "distillation_weight", "teacher_weight")
+        for key, bound in {**least, **dict.fromkeys(weights, 0)}.items():
+            value = getattr(self, key)
+            if value is not None and not bound <= value < math.inf:
+                raise ValueError(f"{key} ({value}) must be at least {bound} and finite")
+        for key in ("projection_dropout", "lora_dropout"):
+            if not 0.0 <= getattr(self, key) < 1.0:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
+        if not self.lora_alpha > 0:
+            raise ValueError(f"lora_alpha ({self.lora_alpha}) must be above 0")
+        if self.step_weight and not self.num_latents:
+            raise ValueError(
+                f"step_weight ({self.step_weight}) needs latents that say steps; set num_latents "
+                "(0) to 1 or more, or step_weight to 0"
+            )
+
+    @property
+    def most_latents(self) -> int:
+        return self.num_latents
+
+
+# ---- rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodiLayout(LatentLayout):
+    """The student's text: query, start, K latents, end, answer prefix, answer."""
+
+    num_latents: int
+    """K."""
+    drop_last_step: bool
+    """See the configuration."""
+    predict_prefix: bool
+    """See the configuration."""
+
+    def __call__(self, batch: Batch) -> dict[str, float]:
+        """Returns the base's normalisers, ``rows``, and ``teacher_targets``, its predictions."""
+        taught, asked = self.teacher(batch).targets >= 0, questions(batch)
+        own = {"teacher_targets": float(taught.sum()), "rows": float(asked.sum())}
+        return {**super().__call__(batch), **own}
+
+    def training(self, batch: Batch, stage: int = 0) -> TextRows:
+        """Returns the student's text; see the base."""
+        prefix = constant(self.answer_prefix, batch["query"])
+        latents = torch.full_like(batch["query_lengths"], self.num_latents)
+        learned = torch.full_like(latents, self.predict_prefix, dtype=torch.bool)
+        return self.thoughtful(batch, latents, (PREFIX, prefix), learned=learned)
+
+    def teacher(self, batch: Batch) -> TextRows:
+        """Returns the teacher's text: query, chain, answer prefix, answer."""
+        if self.drop_last_step:
+            sizes = batch["step_lengths"]
+            order = torch.arange(sizes.shape[1], device=sizes.device)
+            last = order == num_steps(batch)[:, None] - 1  # (B, R)
+            batch = {**batch, "step_lengths": sizes.masked_fill(last, 0)}
+        return super().training(batch)
+
+    def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
+        steps = num_steps(batch)
+        return steps, torch.full_like(steps, self.num_latents)
+
+
+def questions(batch: Batch) -> Tensor:
+    """Returns which rows are questions, and not there to fill up a batch (B,) bool."""
+    asked: Tensor = (batch["targets"] >= 0).any(dim=1)
+    return asked
+
+
+def answer_starts(rows: TextRows) -> Tensor:
+    """Returns the index of the token before each row's answer (B,) int64, 0 without an answer."""
+    return rows.answers.to(torch.uint8).argmax(dim=1)
+
+
+def distil(student: Tensor, teacher: Tensor, asked: Tensor, config: CodiConfig) -> Tensor:
+    """Returns the sum over questions of the distance of states from the teacher's.
+
+    The distance is the mean over layers and channels of d(teacher, student) / std(teacher), where
+    std is unbiased. No gradient flows to the teacher.
+
+    Args:
+        student: States of one token of each row in all layers (L + 1, B, D).
+        teacher: The teacher's (L + 1, B, D).
+        asked: Which rows are questions (B,) bool.
+        config: Chooses distance and standard deviation.
+    """
+    wide = torch.promote_types(student.dtype, torch.float32)
+    student, teacher = student.to(wide), teacher.detach().to(wide)
+    if config.distillation_std == "row":
+        scale = teacher.std(dim=2, keepdim=True)  # (L + 1, B, 1)
+    else:
+        scale = teacher[:, asked].flatten(1).std(dim=1)[:, None, None]  # (L + 1, 1, 1)
+    distance = F.l1_loss if config.distance == "l1" else F.smooth_l1_loss
+    each = (distance(student, teacher, reduction="none") / scale).mean(dim=(0, 2))  # (B,)
+    return (each * asked).sum()
+
+
+# ---- network
+
+
+class CodiNetwork(LatentNetwork):
+    """The backbone whose states become latents by a projection, one by one or in Jacobi passes.
+
+    Args:
+        config: The configuration of backbone and latents.
+
+    Raises:
+        ValueError: LoRA is asked for, and ``peft`` is not installed.
+    """
+
+    def __init__(self, config: CodiConfig) -> None:
+        super().__init__(config)
+        self.passes, self.first_added = config.passes, config.vocab_size
+        dim, width = self.backbone.dim, config.projection_dim or self.backbone.dim
+        # NOTE(paper): the public code projects one state more than there are latents, and does not
+        # use the last one.
+        self.projection: nn.Module | None = None
+        if config.projection and config.most_latents:
+            self.projection = nn.Sequential(
+                nn.Dropout(config.projection_dropout),
+                nn.Linear(dim, width),
+                nn.GELU(),
+                nn.Linear(width, dim),
+                nn.LayerNorm(dim),
+            )
+        self.added: nn.Parameter | None = None
+        if config.lora_rank is None:
+            return
+        matrix = self.backbone.model.get_input_embeddings().weight
+        if not config.train_embeddings:
+            # NOTE(paper): the public code freezes the markers with the embedding, at random values.
+            end = self.first_added + len(config.special_tokens)
+            self.added = nn.Parameter(matrix[self.first_added : end].detach().clone())
+        add_adapters(
+            self.backbone,
+            rank=config.lora_rank,
+            alpha=config.lora_alpha,
+            dropout=config.lora_dropout,
+            train_embeddings=config.train_embeddings,
+        )
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        h = super().embed(tokens)
+        if self.added is None:
+            return h
+        index = (tokens - self.first_added).clamp(0, len(self.added) - 1)
+        return torch.where((tokens >= self.first_added)[..., None], self.added[index], h)
+
+    def project(self, state: Tensor) -> Tensor:
+        if self.projection is None:
+            return state
+        latent: Tensor = self.projection(state)
+        return latent
+
+    def think(
+        self, cache: AnswerCache, state: Tensor, h: Tensor, real: Tensor, latent: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns inputs and states of latents, see the base; with ``passes`` all at once.
+
+        Inputs begin as the embedding of the latent token. In each pass the input of latent j
+        becomes the projected state of latent j - 1, so that after j passes it is the sequential
+        one.
+        """
+        if self.passes is None:
+            return super().think(cache, state, h, real, latent)
+        rows, count, dim = h.shape
+        each = torch.arange(rows * count, device=h.device)  # (B K,)
+        for _ in range(self.passes):
+            states = read(self.backbone, cache, h, real).last  # (B, K, D)
+            cache.drop(count)
+            before = torch.cat((state[:, None], states[:, :-1]), dim=1)  # (B, K, D)
+            flat = self.project(before).flatten(0, 1)  # (B K, D)
+            h = self.feed_back(flat, each % count, each // count).view(rows, count, dim)
+        fed = list(h.unbind(dim=1))  # as they are recorded, part of the graph
+        return fed, [read(self.backbone, cache, torch.stack(fed, dim=1), real).last]
+
+
+# ---- model
+
+
+class CodiLM(LatentTextLM):
+    """Distils its own chain of thought into latents (arXiv 2502.21074, 2506.18582).
+
+    Text of the student: query, start marker, K latents, end marker, answer prefix, answer. The
+    teacher, the same weights, reads query, chain, answer prefix, answer. The states of the token
+    before the answer, in all layers, are drawn to the teacher's.
+
+    Args:
+        config: The backbone, its latents, and the weights of the objective.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
+    """
+
+    config: CodiConfig
+    network: CodiNetwork
+
+    def __init__(
+        self,
+        config: CodiConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        compile: bool = False,
+    ) -> None:
+        super().__init__(config, optimizer, compile)
+
+    def build_network(self) -> CodiNetwork:
+        return CodiNetwork(self.config)
+
+    @property
+    def layout(self) -> CodiLayout:
+        """Query, latents between markers, prefix, answer."""
+        config = self.config
+        return CodiLayout(
+            config.answer_prefix,
+            config.step_separator,
+            config.lm_on_query,
+            num_latents=config.num_latents,
+            drop_last_step=config.drop_last_step,
+            predict_prefix=config.predict_prefix,
+            **self.markers(),
+        )
+
+    @property
+    def latents(self) -> int:
+        """The latents of a question outside training."""
+        config = self.config
+        return config.num_latents if config.eval_latents is None else config.eval_latents
+
+    @property
+    def reads_per_latent(self) -> float:
+        return 1.0 + (self.config.passes or 0)
+
+    @property
+    def _has_teacher(self) -> bool:
+        return bool(self.config.teacher_weight or self.config.distillation_weight)
+
+    def loss(self, batch: Batch) -> LossOutput:
+        """Returns the student's cross-entropy, the teacher's, and the distillation.
+
+        Terms, with their weights: ``nll``, ``teacher``, ``distillation``, and ``steps`` with a
+        step decoder. Terms of weight 0 are not computed, nor is a teacher without any. Statistics:
+        ``answer_nll``, and ``teacher_answer_nll``, nats per token of the answer.
+        """
+        config, layout = self.config, self.layout
+        rows, distils = layout.training(batch), bool(config.distillation_weight)
+        hidden = self.states(rows, answer_starts(rows) if distils else None)
+        output = self.losses(batch, rows, hidden)
+        nll, weight = output.terms["nll"], config.student_weight
+        output.terms["nll"] = nll._replace(sum=weight * nll.sum)
+        output.sequence_nats = (1.0 - weight) * nll.sum.detach()  # train/loss has no weight
+        if not self._has_teacher:
+            return output
+        taught = layout.teacher(batch)
+        # NOTE(paper): the public code computes the teacher twice, with gradient for its own loss
+        # and without for the distillation, each with dropout of its own; here one pass is both.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and config.teacher_weight > 0):
+            teacher: HiddenStates = self.network(
+                taught.tokens, at=answer_starts(taught) if distils else None
+            )
+        if config.teacher_weight:
+            term, answers = self.cross_entropy(taught, teacher.last)
+            total = config.teacher_weight * term.sum
+            output.terms["teacher"] = Term(total, term.normaliser, "teacher_targets")
+            output.stats["teacher_answer_nll"] = answers
+        if distils:
+            assert hidden.layers is not None
+            assert teacher.layers is not None
+            asked = questions(batch)
+            total = config.distillation_weight * distil(
+                hidden.layers, teacher.layers, asked, config
+            )
+            output.terms["distillation"] = Term(total, asked.sum(), "rows")
+        return output
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per token of a row of ``context`` tokens; see the base.
+
+        A training step has the teacher's row, too. The student's is counted as if it were as long,
+        though it has no chain.
+        """
+        if not training:
+            return super().flops_per_token(context)
+        flops, config = self._flops(context, self.config.num_latents, training), self.config
+        if self._has_teacher:
+            flops += backbone_flops(self.network.backbone, context, config.teacher_weight > 0)
+        if self.network.decoder is not None:
+            flops += backbone_flops(self.network.decoder, context, training)
+        return flops

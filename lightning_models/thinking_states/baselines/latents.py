@@ -1,0 +1,472 @@
+"""Texts in which latents stand between question and answer: states that are fed back as inputs.
+
+Coconut, CODI and PCCoT share the layout of rows, the network that feeds states back, scores,
+decoding and FLOPs. All of them may learn with SIM-CoT's decoder (arXiv 2509.20317), which says from
+each latent the step that it stands for: it is trained beside the model, and not used otherwise.
+"""
+
+import copy
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_models.layers import record
+from lightning_models.output_layer import linear_cross_entropy_each
+from lightning_models.outputs import LossOutput, Mean, Term
+from lightning_models.runtime import on_device
+from lightning_models.thinking_states.backbone import (
+    AnswerCache,
+    Backbone,
+    HiddenStates,
+    backbone_flops,
+    read,
+)
+from lightning_models.thinking_states.baselines.text import (
+    ANSWER,
+    NOTHING,
+    PREFIX,
+    QUERY,
+    THINKING,
+    Batch,
+    ChainLayout,
+    Segment,
+    TextCache,
+    TextLM,
+    TextNetwork,
+    TextRows,
+    line_up,
+    shortened,
+)
+from lightning_models.thinking_states.config import ReasoningConfig
+from lightning_models.thinking_states.rows import (
+    Joined,
+    aligned_right,
+    answer_of,
+    chain_of,
+    constant,
+    join,
+    query_of,
+    within,
+)
+
+START, END, LATENT = "latent_start", "latent_end", "latent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig(ReasoningConfig):
+    """A model with latents before its answer, and SIM-CoT's decoder of their steps.
+
+    Raises:
+        ValueError: A value is out of its range, or gradient checkpointing is set.
+    """
+
+    special_tokens: ClassVar[tuple[str, ...]] = (START, END, LATENT)
+    """Markers around the latents, and the token in their places. Coconut's public code begins their
+    embeddings with that of ``<<``: name its id in ``special_rows_from``."""
+
+    eval_latents: int | None = None
+    """Latents of a question outside training (6 to 21 in Table 3 of the Thinking States paper);
+    null: those of training, of Coconut at the stage it has reached."""
+    step_weight: float = 0.0
+    """lambda, the weight of SIM-CoT's decoder, a copy of the backbone that learns to say from each
+    latent its step of the chain (1 in SIM-CoT); 0: there is no decoder."""
+    step_loss: Literal["token_mean", "token_sum"] = "token_mean"
+    """How the decoder's loss is averaged for a question: over the tokens of a step and over steps,
+    as in SIM-CoT's code on CODI, or summed over tokens, as in its code on Coconut."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        super().__post_init__()
+        if self.eval_latents is not None and self.eval_latents < 0:
+            raise ValueError(f"eval_latents ({self.eval_latents}) must not be negative")
+        if not 0 <= self.step_weight < math.inf:
+            raise ValueError(f"step_weight ({self.step_weight}) must be finite and not negative")
+        if self.gradient_checkpointing:
+            raise ValueError(
+                f"gradient_checkpointing ({self.gradient_checkpointing}) would compute layers "
+                "again whose keys and values later latents have read from a cache; set it to "
+                "false, and batch_size lower if memory is short"
+            )
+
+    @property
+    @abstractmethod
+    def most_latents(self) -> int:
+        """The most latents of a question in training."""
+
+    @property
+    def added_positions(self) -> int:
+        # the most latents and their two markers, next to a chain's positions
+        return super().added_positions + max(self.most_latents, self.eval_latents or 0) + 2
+
+
+# ---- rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentLayout(ChainLayout):
+    """Query, start, latents, end, what a method writes, answer.
+
+    Rows are padded on the left so that their first latents share a column, and on the right after
+    that. Nothing predicts markers and latents.
+    """
+
+    start: int
+    """Marker before the latents."""
+    end: int
+    """Marker after the latents."""
+    latent: int
+    """Id in the place of a latent, whose embedding only ``pause_latent`` reads, and PCCoT."""
+
+    def __call__(self, batch: Batch) -> dict[str, float]:
+        """Returns the normalisers: ``targets``, and ``spoken``, questions with steps to say."""
+        steps, groups = self.replaced(batch, 0)
+        return {**super().__call__(batch), "spoken": float(((steps > 0) & (groups > 0)).sum())}
+
+    @property
+    def latents_per_step(self) -> int:
+        """Latents that stand for a step of the chain."""
+        return 1
+
+    @abstractmethod
+    def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
+        """Returns how many steps latents stand for, and in how many groups of latents, both (B,).
+
+        Args:
+            batch: Batch of questions.
+            stage: Stage of a curriculum, for batches without ``epochs``.
+        """
+
+    def scored_with(self, batch: Batch, middle: Segment, latents: int) -> TextRows:
+        """Returns the text whose answer is scored, after ``latents`` latents; see ``scored``."""
+        count = torch.full_like(batch["query_lengths"], latents)
+        return self.thoughtful(batch, count, (PREFIX, middle))
+
+    def thoughtful(
+        self,
+        batch: Batch,
+        latents: Tensor,
+        *middle: tuple[int, Segment],
+        learned: Tensor | None = None,
+    ) -> TextRows:
+        """Returns rows with ``latents`` (B,) between the query and ``middle``."""
+        query = batch["query"]
+        head = line_up((QUERY, query_of(batch)), (THINKING, constant((self.start,), query)))
+        thoughts, _ = constant([self.latent] * int(latents.max()), query)
+        rest = line_up(
+            (THINKING, (thoughts, latents)),
+            (THINKING, constant((self.end,), query)),
+            *middle,
+            (ANSWER, answer_of(batch)),
+        )
+        return self.predict(_side_by_side(head, rest), learned)
+
+
+def _side_by_side(head: Joined, rest: Joined) -> Joined:
+    """Returns rows whose heads end together and whose rests begin together."""
+    tokens, real = aligned_right(head.tokens, head.lengths)
+    kinds, _ = aligned_right(head.segment, head.lengths)
+    return Joined(
+        torch.cat((tokens.masked_fill(~real, 0), rest.tokens), dim=1),
+        head.lengths + rest.lengths,
+        torch.cat((kinds.masked_fill(~real, NOTHING), rest.segment), dim=1),
+    )
+
+
+def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int, ...]) -> Segment:
+    """Returns what each group of latents is to say: texts (B, G, W) and their lengths (B, G).
+
+    Group k says step k, and the last group of a row all further ones, each after the separator. An
+    EOS ends a text. Groups without a step say nothing, and have length 0.
+
+    Args:
+        batch: Batch of questions.
+        steps: Number of steps that latents stand for, the first ones of each row (B,) int64.
+        groups: Groups of latents of each row (B,) int64.
+        separator: Tokens between two steps.
+    """
+    steps_of_rows, sizes, (answers, ends) = batch["steps"], batch["step_lengths"], answer_of(batch)
+    rows, most = len(sizes), int(groups.max())
+    eos = answers.gather(1, (ends - 1).clamp(min=0)[:, None])  # (B, 1)
+    order = torch.arange(sizes.shape[1], device=sizes.device)  # (R,)
+    owner = torch.minimum(order, groups[:, None] - 1)  # (B, R), -1 without latents
+    group = torch.arange(most, device=sizes.device)[:, None]  # (G, 1)
+    own = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
+    taken = {
+        "steps": steps_of_rows.repeat_interleave(most, dim=0),  # (B G, R, Z)
+        "step_lengths": (sizes[:, None] * own).flatten(0, 1),  # (B G, R)
+    }
+    chain = chain_of(taken, separator)
+    says = (chain[1] > 0).long()  # (B G,)
+    text = shortened(chain, says * len(separator), "left")  # no separator comes first
+    line = join(text, (eos.repeat_interleave(most, dim=0), says))
+    return line.tokens.unflatten(0, (rows, most)), line.lengths.view(rows, most)
+
+
+# ---- network
+
+
+class Latents(NamedTuple):
+    """Where latents are.
+
+    Attributes:
+        latent: Which tokens are latents (B, T) bool.
+        first: The column in which they begin, in every row that has any; at least 1.
+        most: Columns that hold latents.
+    """
+
+    latent: Tensor
+    first: int
+    most: int
+
+    @classmethod
+    def among(cls, tokens: Tensor, latent_id: int) -> "Latents":
+        """Returns where latents are among tokens (B, T), by their id."""
+        latent = tokens == latent_id
+        columns = latent.any(dim=0).nonzero()[:, 0].tolist()
+        return cls(latent, columns[0] if columns else tokens.shape[1], len(columns))
+
+
+class LatentNetwork(TextNetwork):
+    """The backbone on rows in which some inputs are the state of the position before.
+
+    Up to the first latent all columns are read at once, then one column for each latent, then the
+    rest. Keys and values are kept in between, with their graph: the gradient of later losses flows
+    back through all latents. Rows with fewer latents, or none, read text in these columns.
+
+    Args:
+        config: The configuration of the backbone.
+    """
+
+    def __init__(self, config: LatentConfig) -> None:
+        super().__init__(config)
+        # NOTE(paper): SIM-CoT's code embeds the decoder's tokens with the model's own matrix, so
+        # that the decoder's loss also trains that; here the decoder is a whole copy.
+        self.decoder: Backbone | None = copy.deepcopy(self.backbone) if config.step_weight else None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        real: Tensor | None = None,
+        cache: AnswerCache | None = None,
+        at: Tensor | None = None,
+        latents: Latents | None = None,
+    ) -> HiddenStates:
+        """Returns the hidden states of tokens.
+
+        Records ``latents``: ``states``, a list of the inputs (B, D) of each of the m columns of
+        latents, part of the graph, and ``latent`` (B, m) bool, which of them are latents.
+
+        Args:
+            tokens: (B, T) int64.
+            real: Which of them are text (B, T) bool. By default all are.
+            cache: Keys and values of earlier tokens, extended in place.
+            at: Token of each row, none before the last latent, whose states in all layers are
+                returned, see `Backbone.forward`.
+            latents: Their columns. By default there are none.
+        """
+        if latents is None:
+            return super().forward(tokens, real=real, cache=cache, at=at)
+        if cache is None:
+            cache = AnswerCache(len(tokens), tokens.device)
+        if real is None:
+            real = torch.ones_like(tokens, dtype=torch.bool)
+        h = self.embed(tokens)
+        first, end = latents.first, latents.first + latents.most
+        more = end < tokens.shape[1]
+        hidden = read(self.backbone, cache, h[:, :first], real[:, :first], at=None if more else at)
+        parts = [hidden.last]
+        fed: list[Tensor] = []
+        if latents.most:
+            here = slice(first, end)
+            fed, states = self.think(
+                cache, hidden.last[:, -1], h[:, here], real[:, here], latents.latent[:, here]
+            )
+            parts += states
+        if more:
+            place = None if at is None else (at - end).clamp(min=0)
+            hidden = read(self.backbone, cache, h[:, end:], real[:, end:], at=place)
+            parts.append(hidden.last)
+        record("latents", states=fed, latent=latents.latent[:, first:end])
+        inputs = torch.stack(fed, dim=1) if fed else None  # (B, m, D)
+        return hidden._replace(last=torch.cat(parts, dim=1), latents=inputs)
+
+    def think(
+        self, cache: AnswerCache, state: Tensor, h: Tensor, real: Tensor, latent: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the inputs (B, D) of the m columns of latents, and their states, in parts.
+
+        Args:
+            cache: Keys and values of the columns before, extended in place.
+            state: Normed state of the column before (B, D).
+            h: Embeddings of the tokens in these columns (B, m, D).
+            real: Which columns are text or latents (B, m) bool.
+            latent: Which of them are latents (B, m) bool.
+        """
+        fed, states = [], []
+        for column in range(h.shape[1]):
+            fed_back = self.feed_back(self.project(state), column)  # (B, D)
+            fed.append(torch.where(latent[:, column, None], fed_back, h[:, column]))  # (B, D)
+            here = real[:, column : column + 1]
+            states.append(read(self.backbone, cache, fed[-1][:, None], here).last)  # (B, 1, D)
+            state = states[-1][:, 0]
+        return fed, states
+
+    def project(self, state: Tensor) -> Tensor:
+        """Returns the latents (..., D) that normed states (..., D) become; here the same."""
+        return state
+
+    def pause_latent(self) -> Tensor:
+        # the token in a latent's place says nothing, so its embedding reads as filler
+        token = on_device(self.backbone.config.special_id(LATENT), self.output_matrix.device)
+        return self.embed(token)
+
+    def say(self, latents: Tensor, tokens: Tensor) -> Tensor:
+        """Returns the decoder's states (N, W, D) that predict tokens (N, W) after latents.
+
+        Args:
+            latents: Latents that stand for one step each (N, c, D).
+            tokens: The step's text, right-padded (N, W) int64, of which all but the last are read.
+        """
+        assert self.decoder is not None
+        spoken = self.decoder.embed(tokens[:, :-1])
+        h = torch.cat((latents.to(spoken.dtype), spoken), dim=1)  # (N, c + W - 1, D)
+        positions = torch.arange(h.shape[1], device=h.device).expand(len(h), -1)
+        last: Tensor = self.decoder(h, positions).last
+        return last[:, latents.shape[1] - 1 :]
+
+
+# ---- model
+
+
+class LatentTextLM(TextLM):
+    """A language model on rows of text that has latents before its answer.
+
+    Its answers come after ``latents`` latents, and a rest of the chain where the method has one.
+    """
+
+    shards_blocks = False
+    config: LatentConfig
+    network: LatentNetwork
+
+    @property
+    @abstractmethod
+    def layout(self) -> LatentLayout:
+        """Layout of questions as rows of text with latents."""
+
+    @property
+    @abstractmethod
+    def latents(self) -> int:
+        """The latents of a question outside training."""
+
+    @property
+    def reads_per_latent(self) -> float:
+        """How often the backbone reads the place of a latent."""
+        return 1.0
+
+    def markers(self) -> dict[str, int]:
+        """Returns the ids of the added tokens, as a layout takes them."""
+        ids = (self.config.special_id(name) for name in (START, END, LATENT))
+        return dict(zip(("start", "end", "latent"), ids, strict=True))
+
+    # ---- training
+
+    def states(self, rows: TextRows, at: Tensor | None = None) -> HiddenStates:
+        latents = Latents.among(rows.tokens, self.config.special_id(LATENT))
+        hidden: HiddenStates = self.network(
+            rows.tokens, real=rows.kinds != NOTHING, latents=latents, at=at
+        )
+        return hidden
+
+    def losses(self, batch: Batch, rows: TextRows, hidden: HiddenStates) -> LossOutput:
+        """Returns the base's terms, and with a decoder ``steps``: lambda times its loss.
+
+        Its loss is the cross-entropy of the steps' texts, each after its own latents, averaged as
+        ``step_loss`` says and over the questions that have any. Statistics then: ``step_nll``, nats
+        per token.
+        """
+        output = super().losses(batch, rows, hidden)
+        if self.network.decoder is None:
+            return output
+        layout, config = self.layout, self.config
+        replaced = layout.replaced(batch, self.stage)
+        tokens, lengths = step_texts(batch, *replaced, layout.step_separator)
+        spoken = lengths > 0  # (B, G)
+        row, group = spoken.nonzero(as_tuple=True)  # (N,)
+        wide = torch.promote_types(hidden.last.dtype, torch.float32)
+        if len(row):
+            assert hidden.latents is not None
+            latents = hidden.latents.unflatten(1, (-1, layout.latents_per_step))[row, group]
+            tokens, lengths = tokens[row, group], lengths[row, group]  # (N, W), (N,)
+            share = 1.0 / spoken.sum(dim=1)[row].to(wide)  # (N,)
+        else:  # a text of nothing: each backward pass must reach the decoder
+            latents = hidden.last.new_zeros(1, layout.latents_per_step, hidden.last.shape[-1])
+            tokens, lengths = rows.tokens.new_zeros(1, 2), rows.tokens.new_zeros(1)
+            share = latents.new_ones(1, dtype=wide)
+        targets = tokens.masked_fill(~within(lengths, tokens.shape[1]), -100)
+        if config.step_loss == "token_mean":
+            share = share / lengths.clamp(min=1)
+        total, each = linear_cross_entropy_each(
+            self.network.say(latents, tokens),
+            self.network.decoder.output_matrix,
+            targets,
+            share[:, None].expand(targets.shape),
+        )
+        number = spoken.any(dim=1).sum()
+        output.terms["steps"] = Term(config.step_weight * total, number, "spoken")
+        output.stats["step_nll"] = Mean(each.sum(), (targets >= 0).sum())
+        return output
+
+    # ---- scoring and decoding
+
+    def scored_rows(self, batch: Batch) -> TextRows:
+        return self.layout.scored_with(batch, self.before_answer(batch), self.latents)
+
+    def pending(self) -> tuple[int, ...]:
+        """Returns the end marker, and the answer prefix where there is no chain."""
+        return (self.config.special_id(END), *super().pending())
+
+    def read_query(self, cache: TextCache, tokens: Tensor, lengths: Tensor) -> None:
+        start = constant((self.config.special_id(START),), tokens)
+        joined = join((tokens, lengths), start)
+        head, real = aligned_right(joined.tokens, joined.lengths)
+        thoughts, _ = constant([self.config.special_id(LATENT)] * self.latents, tokens)
+        latent = torch.ones_like(thoughts, dtype=torch.bool)
+        self.network(
+            torch.cat((head, thoughts), dim=1),
+            real=torch.cat((real, latent), dim=1),
+            cache=cache,
+            latents=Latents(
+                torch.cat((torch.zeros_like(real), latent), dim=1), head.shape[1], self.latents
+            ),
+        )
+
+    # ---- compute
+
+    def flops_per_token(self, context: int, training: bool = False) -> float:
+        """Returns the FLOPs per token of a row of ``context`` tokens; latents are not counted.
+
+        They and their markers cost what tokens cost: keys and values are kept, so that nothing is
+        computed twice. A step decoder, in training only, reads the chain, at most the row.
+        """
+        flops = self._flops(context, self.latents, training)
+        if training and self.network.decoder is not None:
+            flops += backbone_flops(self.network.decoder, context, training)
+        return flops
+
+    def generation_flops(self, context: int, steps: float | None = None) -> float:
+        """Returns the FLOPs of a token of a row of ``context`` tokens.
+
+        Args:
+            context: Tokens, latents and markers not counted.
+            steps: Latents of the row. Defaults to those of an evaluation.
+        """
+        return self._flops(context, self.latents if steps is None else steps, training=False)
+
+    def _flops(self, context: int, latents: float, training: bool) -> float:
+        positions = context + latents * self.reads_per_latent + 2
+        return super().flops_per_token(round(positions), training) * positions / context
