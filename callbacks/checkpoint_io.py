@@ -46,7 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_file(target, checkpoint)
+            write_file(target, checkpoint, sole=True)
             _remove_shards(target, but=checkpoint.get(shards.KEY, {}).get("folder"))
         except (OSError, RuntimeError) as error:
             reason = _system_error(error)
@@ -60,18 +60,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Returns everything a checkpoint holds, on the CPU, also what processes wrote in parts.
+        """Returns everything a checkpoint holds, also what processes wrote in parts.
 
         All processes of a run call this together, and read the checkpoint that the first one has
         found: later ones do not verify parts before, and may have found a damaged one.
+
+        Args:
+            path: A file, a model folder or a URL.
+            map_location: Device of the tensors behind a URL. Those of files stay on the CPU.
+            weights_only: False lets a file run the code that it brings along.
         """
         path = gather(path)[0]
         content: dict[str, Any]
-        if "://" in str(path) or weights_only is False:  # which runs code that a file brings along
-            content = super().load_checkpoint(path, weights_only=weights_only)
+        if "://" in str(path):
+            return super().load_checkpoint(path, map_location, weights_only)
+        if weights_only is False and Path(path).is_file():
+            content = super().load_checkpoint(path, weights_only=False)
         else:
             content = read_file(Path(path), mapped=False)
-        return content if "://" in str(path) else shards.whole(Path(path), content, together=True)
+        return shards.whole(Path(path), content, together=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Removes a checkpoint and the parts that processes have written of it."""

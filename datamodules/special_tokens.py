@@ -166,6 +166,14 @@ def _eos_values(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[list[Any]]
         yield value if isinstance(value, list) else [value]
 
 
+def _encoded(inner: Any, text: str) -> Any:
+    """Returns the library's encoding of a text, or None if its vocabulary cannot express it."""
+    try:
+        return inner.encode(text)
+    except Exception:  # the library raises nothing more special
+        return None
+
+
 def _leading_token(name: str, inner: Any, texts: Mapping[int, str]) -> str | None:
     """Returns the special token that the post-processor puts before a text.
 
@@ -174,7 +182,8 @@ def _leading_token(name: str, inner: Any, texts: Mapping[int, str]) -> str | Non
     """
     # Some piece of the vocabulary: around a text without tokens the special tokens that begin it
     # could not be told from those that end it.
-    encodings = map(inner.encode, texts.values())
+    pieces = (texts[i] for i in sorted(texts))
+    encodings = (one for piece in pieces if (one := _encoded(inner, piece)) is not None)
     encoding = next((one for one in encodings if not all(one.special_tokens_mask)), None)
     if encoding is None:
         return None

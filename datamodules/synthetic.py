@@ -120,7 +120,10 @@ class SyntheticText(TextDataModule):
         self._sizes: dict[Split, int] = dict(zip(SPLITS, counts, strict=True))
 
     def source(self) -> dict[str, Any]:
-        return {**super().source(), "generator": VERSION}
+        source = {**super().source(), "generator": VERSION}
+        if self._task == "recall":  # has no levels: its texts keep their identity
+            del source["levels"]
+        return source
 
     def expects(self, split: Split) -> bool:
         return self._sizes[split] > 0

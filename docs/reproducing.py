@@ -1,5 +1,6 @@
 """Writes docs/reproducing.md, the runs of the papers with their cost, from docs/reproducing.csv.
 
+    pip install -e '.[lora]'  # rows with LoRA need it
     python docs/reproducing.py
 
 ``epoch_tokens`` and ``val_tokens`` of the CSV stand for texts that must be prepared before they can

@@ -86,14 +86,17 @@ def write_folder(
         for file in unfinished.iterdir():  # safetensors lets nobody else read what it writes
             file.chmod(file.stat().st_mode | unfinished.stat().st_mode & 0o666)
             sync(file)
+        sync(unfinished)
         if not replaced or not path.exists() or not any(path.iterdir()):
             os.replace(unfinished, path)
+            sync(path.parent)
             return result
         for name in replaced:
             if (unfinished / name).exists():
                 os.replace(unfinished / name, path / name)
             else:
                 (path / name).unlink(missing_ok=True)
+        sync(path)
         return result
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -17,10 +17,13 @@ from torch.distributed.checkpoint.hf_storage import CUSTOM_METADATA_KEY, SAVED_O
 from callbacks.checkpoint_io import AtomicCheckpointIO
 from lightning_models.checkpoint import (
     CheckpointError,
+    finding,
     newest_checkpoint,
     read_checkpoint,
     read_whole,
     shards,
+    write_file,
+    write_model_folder,
 )
 from tests.programs import ROOT, Program
 
@@ -94,6 +97,37 @@ def test_damaged_parts_are_skipped(parts, damage):
         read_checkpoint(parts)
     with pytest.warns(UserWarning, match=FOLDER), pytest.raises(CheckpointError, match="no whole"):
         newest_checkpoint([parts.parent])
+
+
+def test_a_file_that_a_run_removes_meanwhile_is_passed_over(parts, tmp_path, monkeypatch):
+    """A run that goes on removes older checkpoints between their opening and their reading."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    content = {**torch.load(parts, weights_only=True)}
+    del content[shards.KEY]
+    for step in (1, 2):
+        write_file(folder / f"step={step}.ckpt", {**content, "global_step": step})
+    opened = finding.open_checkpoint
+
+    def open_and_remove(path):
+        checkpoint = opened(path)
+        if checkpoint.step == 2:
+            path.unlink()
+        return checkpoint
+
+    monkeypatch.setattr(finding, "open_checkpoint", open_and_remove)
+    with pytest.warns(UserWarning, match=r"step=2\.ckpt"):
+        assert newest_checkpoint([folder]).step == 1
+
+
+def test_a_model_folder_is_read_also_where_files_may_run_code(parts, tmp_path):
+    recipe = torch.load(parts, weights_only=True)["recipe"]
+    content = {"state_dict": {"w": WEIGHT}, "recipe": recipe, "global_step": 3}
+    (tmp_path / "model").mkdir()
+    write_model_folder(tmp_path / "model", content)
+    for weights_only in (True, False):
+        loaded = AtomicCheckpointIO().load_checkpoint(tmp_path / "model", None, weights_only)
+        assert torch.equal(loaded["state_dict"]["w"], WEIGHT)
 
 
 @pytest.fixture

@@ -97,8 +97,11 @@ class RecallAnalysis(Analysis):
                 f"{type(pl_module).__name__} reads no sentences, so there is nothing to analyse; a "
                 "pattern with (?P<level>...) finds questions in windows"
             )
-        if self._by == "level" and "targets" not in batch:
-            raise NothingToAnalyseError(f"{type(pl_module).__name__} reads no text")
+        if self._by == "level" and (getattr(pl_module, "reads", "windows") != "windows"):
+            raise NothingToAnalyseError(
+                f"{type(pl_module).__name__} reads no windows, so there is nothing to analyse; a "
+                "pattern with (?P<key>...) finds questions in sentences"
+            )
         questions = self._distances if self._by == "distance" else self._levels
         asked = list(questions(tokenizer, batch))
         if asked:
@@ -147,13 +150,16 @@ class RecallAnalysis(Analysis):
     def _levels(self, tokenizer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any]]:
         """Yields the level of each question in a batch of windows, and the slots of its answer."""
         tokens, targets = batch["tokens"].cpu().numpy(), batch["targets"].cpu().numpy()  # (B, T)
-        for row, ids in enumerate(targets):
-            length = int((ids >= 0).sum())  # padding has no target
-            # slot t predicts target t, so that the first token of a window belongs to no answer
-            texts = _texts(tokenizer, [tokens[row, 0], *ids[:length]], begins=False)
+        for row, known in enumerate(targets >= 0):
+            length = int(known.nonzero()[0].max(initial=-1)) + 1  # padding has no target
+            if not length:
+                continue
+            # slot t predicts token t + 1, and the last one its target
+            ids = [*tokens[row, :length], targets[row, length - 1]]
+            texts = _texts(tokenizer, ids, begins=False)
             for match in self._pattern.finditer("".join(texts)):
                 slots = _covering(texts, *match.span("answer")) - 1
-                if (slots >= 0).all():
+                if (slots >= 0).all() and known[slots].all():
                     level = match["level"]
                     yield int(level) if level.isdecimal() else len(level), (row, slots)
 

@@ -5,7 +5,6 @@ import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -153,8 +152,14 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
     Raises:
         CheckpointError: If there is none.
     """
+
+    def read_again(opened: Checkpoint) -> Checkpoint:
+        # a run that goes on may have replaced or removed the file since it was opened
+        return read_checkpoint(opened.path, verifies=verifies)
+
     found = {path.resolve(): path for folder in folders for path in checkpoint_files(folder)}
-    files = sorted(found.values(), key=_time, reverse=True)
+    times = {path: _time(path) for path in found.values()}
+    files = sorted(times, key=times.__getitem__, reverse=True)
     damaged: list[CheckpointError] = []
     while files:
         newest = next(_whole(files, open_checkpoint, damaged), None)
@@ -164,9 +169,9 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
         others = [path for path in files if path.parent == newest.path.parent]
         beside = _whole(others, open_checkpoint, damaged)
         run = [newest, *(each for each in beside if each.run_id == newest.run_id)]
-        run.sort(key=lambda checkpoint: (checkpoint.step, _time(checkpoint.path)), reverse=True)
+        run.sort(key=lambda checkpoint: (checkpoint.step, times[checkpoint.path]), reverse=True)
         # only the one that is taken is read from end to end: a folder may hold hundreds
-        whole = next(_whole(run, partial(verified, parts=verifies), damaged), None)
+        whole = next(_whole(run, read_again, damaged), None)
         if whole is not None:
             return whole
         paths = [checkpoint.path for checkpoint in run]
@@ -232,7 +237,10 @@ def _whole(
 
 
 def _time(path: Path) -> int:
-    return path.stat().st_mtime_ns
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:  # removed by a run that goes on
+        return 0
 
 
 # ---- runs

@@ -104,13 +104,18 @@ def read_whole(path: str | Path) -> dict[str, Any]:
     return shards.whole(Path(path), dict(open_checkpoint(Path(path)).content))
 
 
-def write_file(path: Path, content: Mapping[str, Any]) -> None:
+def write_file(path: Path, content: Mapping[str, Any], *, sole: bool = False) -> None:
     """Writes a checkpoint file; after a crash at any point it is the old one or the new one.
+
+    Args:
+        path: The file; its folder exists.
+        content: Tensors and plain values.
+        sole: See `whole_file`.
 
     Raises:
         OSError: If it cannot be written.
     """
-    with whole_file(path, sole=True) as file:
+    with whole_file(path, sole=sole) as file:
         torch.save(content, file)
 
 

@@ -18,6 +18,7 @@ from tokenizer_files import begun, byte_level, pieces, unigram, word_pieces
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from datamodules import LocalText
+from datamodules.special_tokens import find_special_tokens
 from datamodules.store import StoreError
 from datamodules.tokenizers import (
     JsonTokenizer,
@@ -522,3 +523,15 @@ def test_a_hub_store_of_other_special_tokens_is_refused(repository, options):
     online = LocalText(tokenizer="somebody/something", **options)
     with pytest.raises(StoreError, match=r"'somebody/something'.*<\|im_end\|>.*Delete the folder"):
         online.evaluation_source("val")
+
+
+def test_entries_that_cannot_be_encoded_are_passed_over():
+    """The library fails at an entry with a space, as the vocabulary has no unknown token."""
+    inner = hf.Tokenizer(models.WordLevel({"a b": 0, "<s>": 1, "</s>": 2, "a": 3, "c": 4}))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.add_special_tokens(["<s>", "</s>"])
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    special = find_special_tokens("words", inner)
+    assert (special.bos, special.eos) == ("<s>", ("</s>",))

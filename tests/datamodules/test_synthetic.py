@@ -84,3 +84,12 @@ def test_hops_follow_the_map_as_often_as_they_say():
 def test_hops_of_a_whole_cycle_are_refused():
     with pytest.raises(ValueError, match="levels=8 must be at most 7"):
         SyntheticText(task="hops", levels=8, cache_dir="unused")
+
+
+def test_levels_are_part_of_the_identity_of_texts_that_have_them():
+    def source(task, levels):
+        return SyntheticText(task=task, levels=levels, cache_dir="unused").source()
+
+    assert source("recall", 3) == source("recall", 6)
+    assert "levels" not in source("recall", 6)
+    assert source("hops", 3) != source("hops", 6)
