@@ -103,7 +103,9 @@ MACHINE = ("accumulate_grad_batches", "val_check_interval")
 
 
 def devices_of(content):
-    return int(number(content, "trainer.devices", 1) * number(content, "trainer.num_nodes", 1))
+    devices = OmegaConf.select(content, "trainer.devices", default=1)
+    nodes = number(content, "trainer.num_nodes", 1)
+    return int(nodes * (8 if devices == "auto" else float(devices)))  # a whole node
 
 
 def rows_per_step(content):
