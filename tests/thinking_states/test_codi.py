@@ -139,6 +139,8 @@ def test_codi(changes):
     sum(found.values()).backward()
     sum(expected.values()).backward()
     assert_same_gradients(model, weights)
+    parameters = model.network.named_parameters()
+    assert not [name for name, p in parameters if p.grad is None], "processes wait for all"
 
 
 @pytest.mark.parametrize(

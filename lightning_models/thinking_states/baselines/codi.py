@@ -198,7 +198,7 @@ class CodiNetwork(LatentNetwork):
         # NOTE(paper): the public code projects one state more than there are latents, and does not
         # use the last one.
         self.projection: nn.Module | None = None
-        if config.projection and config.most_latents:
+        if config.projection and config.most_latents and config.passes != 0:
             self.projection = nn.Sequential(
                 nn.Dropout(config.projection_dropout),
                 nn.Linear(dim, width),
