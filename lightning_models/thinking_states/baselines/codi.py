@@ -235,6 +235,9 @@ class CodiNetwork(LatentNetwork):
         latent: Tensor = self.projection(state)
         return latent
 
+    def pause_latent(self) -> Tensor | None:
+        return None if self.passes == 0 else super().pause_latent()
+
     def think(
         self, cache: AnswerCache, state: Tensor, h: Tensor, real: Tensor, latent: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:

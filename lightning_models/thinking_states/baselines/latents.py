@@ -320,7 +320,7 @@ class LatentNetwork(TextNetwork):
         """Returns the latents (..., D) that normed states (..., D) become; here the same."""
         return state
 
-    def pause_latent(self) -> Tensor:
+    def pause_latent(self) -> Tensor | None:
         # the token in a latent's place says nothing, so its embedding reads as filler
         token = on_device(self.backbone.config.special_id(LATENT), self.output_matrix.device)
         return self.embed(token)
