@@ -7,6 +7,7 @@ import torch
 
 from evaluation.exporting import write_transformers
 from lightning_models.flops import TRAINING_FACTOR
+from lightning_models.optim import OptimizerConfig, build_optimizer
 from lightning_models.thinking_states.backbone import backbone_flops
 from tests.thinking_states.cases import FAMILIES, on
 from tests.thinking_states.questions import V, build, questions, resumable_trainer
@@ -58,6 +59,17 @@ def test_outputs_are_those_of_the_summed_matrices(family):
     found, expected = (each.eval().score(batch).log_prob for each in (model, whole))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert (found - build("codi", **SIZES, **shape).eval().score(batch).log_prob).abs().max() > 1e-3
+
+
+def test_weight_decay_leaves_tokens_that_are_not_read():
+    model, _ = adapted()
+    decays = OptimizerConfig(lr=0.1, weight_decay=0.5, warmup=0, schedule="constant")
+    network, before = model.network, model.network.added.detach().clone()
+    optimizer = build_optimizer(network, decays, no_decay=model.no_decay_parameters())
+    sum(term.sum for term in model.loss(questions()).terms.values()).backward()
+    optimizer.step()
+    assert not torch.equal(network.added[0], before[0])
+    assert torch.equal(network.pause_latent(), before[2])
 
 
 @pytest.mark.parametrize("train_embeddings", [False, True])

@@ -332,6 +332,17 @@ def test_a_batch_without_steps_reaches_the_whole_decoder():
         assert all(parameter.grad is not None for parameter in decoder)
 
 
+@pytest.mark.parametrize("std", ["row", "batch"])
+def test_a_micro_batch_without_questions_distils_nothing(std):
+    model, (drawn, _) = build(distillation_std=std), asked()
+    alone = batch_of([drawn[1]])
+    alone["targets"] = torch.full_like(alone["targets"], -100)
+    total = model.loss(alone).terms["distillation"].sum
+    assert total == 0
+    total.backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.network.parameters())
+
+
 def test_texts_of_groups_are_steps_and_the_last_ones_joined():
     drawn, batch = asked()
     for groups, taken in itertools.product((0, 1, 3, 6), (0, 2, 9)):

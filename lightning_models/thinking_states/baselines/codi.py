@@ -5,6 +5,7 @@ PCCoT computes all latents at once, several times, instead of one after the othe
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -172,7 +173,8 @@ def distil(student: Tensor, teacher: Tensor, asked: Tensor, config: CodiConfig) 
     if config.distillation_std == "row":
         scale = teacher.std(dim=2, keepdim=True)  # (L + 1, B, 1)
     else:
-        scale = teacher[:, asked].flatten(1).std(dim=1)[:, None, None]  # (L + 1, 1, 1)
+        measured = teacher[:, asked] if asked.any() else teacher  # no questions: any finite scale
+        scale = measured.flatten(1).std(dim=1)[:, None, None]  # (L + 1, 1, 1)
     distance = F.l1_loss if config.distance == "l1" else F.smooth_l1_loss
     each = (distance(student, teacher, reduction="none") / scale).mean(dim=(0, 2))  # (B,)
     return (each * asked).sum()
@@ -290,6 +292,10 @@ class CodiLM(LatentTextLM):
 
     def build_network(self) -> CodiNetwork:
         return CodiNetwork(self.config)
+
+    def no_decay_parameters(self) -> Iterable[nn.Parameter]:
+        # without passes no input is the latent token's row, and decay alone would shrink it
+        return () if self.network.added is None else (self.network.added,)
 
     @property
     def layout(self) -> CodiLayout:
