@@ -253,7 +253,7 @@ class CodiNetwork(LatentNetwork):
             return super().think(cache, state, h, real, latent)
         rows, count, dim = h.shape
         each = torch.arange(rows * count, device=h.device)  # (B K,)
-        for _ in range(self.passes):
+        for _ in range(min(self.passes, count)):  # after K passes all latents are final
             states = read(self.backbone, cache, h, real).last  # (B, K, D)
             cache.drop(count)
             before = torch.cat((state[:, None], states[:, :-1]), dim=1)  # (B, K, D)
@@ -312,14 +312,11 @@ class CodiLM(LatentTextLM):
         )
 
     @property
-    def latents(self) -> int:
-        """The latents of a question outside training."""
-        config = self.config
-        return config.num_latents if config.eval_latents is None else config.eval_latents
+    def trained_latents(self) -> int:
+        return self.config.num_latents
 
-    @property
-    def reads_per_latent(self) -> float:
-        return 1.0 + (self.config.passes or 0)
+    def reads_per_latent(self, latents: float) -> float:
+        return 1.0 + min(self.config.passes or 0, latents)
 
     @property
     def _has_teacher(self) -> bool:
@@ -369,11 +366,8 @@ class CodiLM(LatentTextLM):
         A training step has the teacher's row, too. The student's is counted as if it were as long,
         though it has no chain.
         """
-        if not training:
-            return super().flops_per_token(context)
-        flops, config = self._flops(context, self.config.num_latents, training), self.config
-        if self._has_teacher:
-            flops += backbone_flops(self.network.backbone, context, config.teacher_weight > 0)
-        if self.network.decoder is not None:
-            flops += backbone_flops(self.network.decoder, context, training)
+        flops = super().flops_per_token(context, training)
+        if training and self._has_teacher:
+            learns = self.config.teacher_weight > 0
+            flops += backbone_flops(self.network.backbone, context, learns)
         return flops

@@ -360,12 +360,17 @@ class LatentTextLM(TextLM):
 
     @property
     @abstractmethod
-    def latents(self) -> int:
-        """The latents of a question outside training."""
+    def trained_latents(self) -> int:
+        """The latents of a question in training, at the stage it has reached."""
 
     @property
-    def reads_per_latent(self) -> float:
-        """How often the backbone reads the place of a latent."""
+    def latents(self) -> int:
+        """The latents of a question outside training."""
+        given = self.config.eval_latents
+        return self.trained_latents if given is None else given
+
+    def reads_per_latent(self, latents: float) -> float:
+        """Returns how often the backbone reads the place of one of ``latents`` latents."""
         return 1.0
 
     def markers(self) -> dict[str, int]:
@@ -453,7 +458,8 @@ class LatentTextLM(TextLM):
         They and their markers cost what tokens cost: keys and values are kept, so that nothing is
         computed twice. A step decoder, in training only, reads the chain, at most the row.
         """
-        flops = self._flops(context, self.latents, training)
+        latents = self.trained_latents if training else self.latents
+        flops = self._flops(context, latents, training)
         if training and self.network.decoder is not None:
             flops += backbone_flops(self.network.decoder, context, training)
         return flops
@@ -468,5 +474,5 @@ class LatentTextLM(TextLM):
         return self._flops(context, self.latents if steps is None else steps, training=False)
 
     def _flops(self, context: int, latents: float, training: bool) -> float:
-        positions = context + latents * self.reads_per_latent + 2
+        positions = context + latents * self.reads_per_latent(latents) + 2
         return super().flops_per_token(round(positions), training) * positions / context
