@@ -28,6 +28,7 @@ from lightning_models.thinking_states.baselines.latents import (
     LatentLayout,
     LatentNetwork,
     LatentTextLM,
+    refuse_idle,
 )
 from lightning_models.thinking_states.baselines.text import PREFIX, Batch, TextRows
 from lightning_models.thinking_states.rows import constant
@@ -76,8 +77,6 @@ class CodiConfig(LatentConfig):
     """LoRA's products are scaled with lora_alpha / lora_rank."""
     lora_dropout: float = 0.1
     """Dropout probability before LoRA's matrices."""
-    train_embeddings: bool = False
-    """Whether embedding and head are learned beside LoRA."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -93,6 +92,11 @@ class CodiConfig(LatentConfig):
                 raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
         if not self.lora_alpha > 0:
             raise ValueError(f"lora_alpha ({self.lora_alpha}) must be above 0")
+        refuse_idle(
+            self,
+            {"lora_rank": ("lora_alpha", "lora_dropout")}
+            | {"projection": ("projection_dim", "projection_dropout")},
+        )
         if self.step_weight and not self.num_latents:
             raise ValueError(
                 f"step_weight ({self.step_weight}) needs latents that say steps; set num_latents "
@@ -212,16 +216,14 @@ class CodiNetwork(LatentNetwork):
         if config.lora_rank is None:
             return
         matrix = self.backbone.model.get_input_embeddings().weight
-        if not config.train_embeddings:
-            # NOTE(paper): the public code freezes the markers with the embedding, at random values.
-            end = self.first_added + len(config.special_tokens)
-            self.added = nn.Parameter(matrix[self.first_added : end].detach().clone())
+        # NOTE(paper): the public code freezes the markers with the embedding, at random values.
+        end = self.first_added + len(config.special_tokens)
+        self.added = nn.Parameter(matrix[self.first_added : end].detach().clone())
         add_adapters(
             self.backbone,
             rank=config.lora_rank,
             alpha=config.lora_alpha,
             dropout=config.lora_dropout,
-            train_embeddings=config.train_embeddings,
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -253,7 +255,7 @@ class CodiNetwork(LatentNetwork):
             return super().think(cache, state, h, real, latent)
         rows, count, dim = h.shape
         each = torch.arange(rows * count, device=h.device)  # (B K,)
-        for _ in range(min(self.passes, count)):  # after K passes all latents are final
+        for _ in range(min(self.passes, count)):  # after K passes each latent is final
             states = read(self.backbone, cache, h, real).last  # (B, K, D)
             cache.drop(count)
             before = torch.cat((state[:, None], states[:, :-1]), dim=1)  # (B, K, D)

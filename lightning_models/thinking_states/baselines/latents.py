@@ -8,7 +8,8 @@ each latent the step that it stands for: it is trained beside the model, and not
 import copy
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -56,6 +57,27 @@ from lightning_models.thinking_states.rows import (
 START, END, LATENT = "latent_start", "latent_end", "latent"
 
 
+def refuse_idle(config: ReasoningConfig, pairs: Mapping[str, tuple[str, ...]]) -> None:
+    """Checks that options are set only where the option that they belong to is.
+
+    Args:
+        config: The configuration, whose unset options have their defaults.
+        pairs: Options by the one that they belong to.
+
+    Raises:
+        ValueError: An option would do nothing.
+    """
+    defaults = {field.name: field.default for field in fields(config)}
+    for base, keys in pairs.items():
+        for key in keys:
+            value, given = getattr(config, key), getattr(config, base)
+            if not given and value != defaults[key]:
+                raise ValueError(
+                    f"{key} ({value}) does nothing with {base} ({given}); set {base}, or leave "
+                    f"{key} at {defaults[key]}"
+                )
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(ReasoningConfig):
     """A model with latents before its answer, and SIM-CoT's decoder of their steps.
@@ -85,6 +107,7 @@ class LatentConfig(ReasoningConfig):
             raise ValueError(f"eval_latents ({self.eval_latents}) must not be negative")
         if not 0 <= self.step_weight < math.inf:
             raise ValueError(f"step_weight ({self.step_weight}) must be finite and not negative")
+        refuse_idle(self, {"step_weight": ("step_loss",)})
         if self.gradient_checkpointing:
             raise ValueError(
                 f"gradient_checkpointing ({self.gradient_checkpointing}) would compute layers "
