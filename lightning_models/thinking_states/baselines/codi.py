@@ -43,14 +43,16 @@ class CodiConfig(LatentConfig):
     """
 
     num_latents: int = 6
-    """K, latents of a question in training (6 in CODI, 24 in PCCoT); 0: only the two markers."""
+    """K, latents of a question in training (6 in CODI, 24 in PCCoT). With 0 the markers stand
+    alone."""
     passes: int | None = None
-    """T, Jacobi passes over all latents at once (3 in PCCoT; 0: pause tokens); null: latents one
-    after the other, as in CODI. From K passes on the two are equal."""
+    """T, Jacobi passes over all latents at once (3 in PCCoT). With 0 latents are pause tokens. By
+    default, null, they are computed one after the other, as in CODI, which T = K equals."""
     projection: bool = True
-    """Whether a state becomes a latent by dropout, linear, GELU, linear, LayerNorm; else as is."""
+    """Whether a state becomes a latent by dropout, linear, GELU, linear, LayerNorm. Without, it is
+    fed back unchanged."""
     projection_dim: int | None = None
-    """Width between the two linear layers; null: D, as in CODI's runs."""
+    """Width between the two linear layers. The default, null, is D, as in CODI's runs."""
     projection_dropout: float = 0.0
     """Dropout probability before the projection."""
     student_weight: float = 1.0
@@ -63,16 +65,17 @@ class CodiConfig(LatentConfig):
     """Distance of the student's states from the teacher's: L1, as in CODI's paper, or smooth L1, as
     in its code and PCCoT's."""
     distillation_std: Literal["row", "batch"] = "row"
-    """Which of the teacher's states the standard deviation is of that divides a layer's distance:
-    the question's own, or all of the micro-batch, as in the public codes."""
+    """States over which the teacher's standard deviation is taken, the divisor of each distance:
+    the question's alone, or the whole micro-batch's, as in the public codes."""
     drop_last_step: bool = True
     """Whether the teacher's chains end before their last step, which often is the answer."""
     predict_prefix: bool = False
     """Whether the student learns to write the answer prefix, as in the public codes; at inference
     it is given in any case."""
     lora_rank: int | None = None
-    """Rank of LoRA's matrices beside every matrix of the layers (128 in CODI); all else of the
-    backbone is frozen, the added tokens' embeddings are learned. null: everything is learned."""
+    """Rank of LoRA's matrices beside every matrix of the layers (128 in CODI). The rest of the
+    backbone is frozen, but the added tokens' embeddings are learned. By default, null, there is no
+    LoRA, and everything is learned."""
     lora_alpha: float = 32.0
     """LoRA's products are scaled with lora_alpha / lora_rank."""
     lora_dropout: float = 0.1

@@ -91,11 +91,11 @@ class LatentConfig(ReasoningConfig):
     embeddings with that of ``<<``: name its id in ``special_rows_from``."""
 
     eval_latents: int | None = None
-    """Latents of a question outside training (6 to 21 in Table 3 of the Thinking States paper);
-    null: those of training, of Coconut at the stage it has reached."""
+    """Latents of a question outside training (6 to 21 in Table 3 of the Thinking States paper). By
+    default, null, there are as many as in training, in Coconut at the stage it has reached."""
     step_weight: float = 0.0
     """lambda, the weight of SIM-CoT's decoder, a copy of the backbone that learns to say from each
-    latent its step of the chain (1 in SIM-CoT); 0: there is no decoder."""
+    latent its step of the chain (1 in SIM-CoT). With 0 there is no decoder."""
     step_loss: Literal["token_mean", "token_sum"] = "token_mean"
     """How the decoder's loss is averaged for a question: over the tokens of a step and over steps,
     as in SIM-CoT's code on CODI, or summed over tokens, as in its code on Coconut."""
@@ -200,7 +200,7 @@ def _side_by_side(head: Joined, rest: Joined) -> Joined:
 
 
 def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int, ...]) -> Segment:
-    """Returns what each group of latents is to say: texts (B, G, W) and their lengths (B, G).
+    """Returns the texts (B, G, W) that groups of latents are to say, and their lengths (B, G).
 
     Group k says step k, and the last group of a row all further ones, each after the separator. An
     EOS ends a text. Groups without a step say nothing, and have length 0.
@@ -233,7 +233,7 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
 
 
 class Latents(NamedTuple):
-    """Where latents are.
+    """The positions of latents in rows of tokens.
 
     Attributes:
         latent: Which tokens are latents (B, T) bool.
