@@ -123,6 +123,10 @@ CODI = [
     *each("step_loss", "sum"),
     *each("gradient_checkpointing", True),
     {"step_weight": 1.0, "num_latents": 0},
+    *({key: 0.5} for key in ("lora_alpha", "lora_dropout")),  # lora_rank is null
+    {"projection_dropout": 0.5, "projection": False},
+    {"projection_dim": 4, "projection": False},
+    {"step_loss": "token_sum"},
 ]
 RATES = ("lr", "warmup", "weight_decay", "eps", "min_lr_ratio", "decay_fraction")
 OPTIMIZER = [

@@ -107,8 +107,8 @@ def build_contestants(
     so configs with a smaller one are changed.
 
     Raises:
-        ValueError: If no config has a field, one refuses a value, or a model that has no latents
-            is to replace them.
+        ValueError: If no config has a field, one refuses a value, or a model that feeds no latents
+            back, at one of the numbers of latents, is to replace them.
     """
     checkpoints = [checkpoint for _, checkpoint in named]
     fields = known_changes(checkpoints, changes)
@@ -119,12 +119,6 @@ def build_contestants(
         if config.get("block_size", block_size) < block_size:
             changed.setdefault("block_size", block_size)
         models.append(build_model(checkpoint, changed).to(device))
-        pause = getattr(models[-1].network, "pause_latent", lambda: None)
-        if controls and pause() is None:
-            raise ValueError(
-                f"replace_latents ({', '.join(controls)}): {type(models[-1]).__name__} "
-                f"({checkpoint.path}) feeds no latents back; leave it out of --ckpt"
-            )
     names, recipes = [name for name, _ in named], [model.recipe() for model in models]
     labels = make_labels(path_names(checkpoints), names, recipes, label)
     contestants: list[Contestant] = []
@@ -133,8 +127,26 @@ def build_contestants(
         for count in dict.fromkeys(latents) if dial else [None]:
             name = text if count is None else f"{text}, {LATENTS} {count}"
             contestants.append(Contestant(name, checkpoint, model, count))
+            if controls:
+                _check_feeds_back(contestants[-1], controls)
             contestants += [
                 Contestant(f"{name}, {CONTROL} {control}", checkpoint, model, count, control)
                 for control in dict.fromkeys(controls)
             ]
     return contestants
+
+
+def _check_feeds_back(one: Contestant, controls: Sequence[Control]) -> None:
+    """Raises ValueError if no latent is fed back that controls could replace."""
+    with one.ready() as model:
+        pause = getattr(model.network, "pause_latent", lambda: None)()
+        latents = getattr(model, "latents", None)
+        if pause is not None and latents != 0:
+            return
+        at, cure = "", ""
+        if pause is not None:
+            at, cure = f" with {LATENTS} 0", ", or set --latents to 1 or more"
+        raise ValueError(
+            f"{CONTROL} ({', '.join(controls)}): {type(model).__name__} ({one.checkpoint.path}) "
+            f"feeds no latents back{at}; leave it out of --ckpt{cure}"
+        )

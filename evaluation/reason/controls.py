@@ -56,7 +56,7 @@ def replacement(
     seed: int,
     others: Callable[[], LatentsByRow],
 ) -> ReplaceLatents:
-    """Returns what replaces the latents of a batch.
+    """Returns the function that replaces the latents of a batch.
 
     Args:
         control: The control, see the table of this module.

@@ -3,9 +3,7 @@
 from lightning_models.thinking_states.backbone import Backbone
 
 
-def add_adapters(
-    backbone: Backbone, *, rank: int, alpha: float, dropout: float, train_embeddings: bool
-) -> None:
+def add_adapters(backbone: Backbone, *, rank: int, alpha: float, dropout: float) -> None:
     """Freezes a backbone, and adds matrices of low rank beside those of its layers.
 
     Args:
@@ -13,7 +11,6 @@ def add_adapters(
         rank: Rank of the added matrices.
         alpha: Their products are scaled with alpha / rank.
         dropout: Dropout probability before them.
-        train_embeddings: Whether embedding and head are learned all the same.
 
     Raises:
         ValueError: ``peft`` is not installed.
@@ -39,6 +36,3 @@ def add_adapters(
         fan_in_fan_out="Conv1D" in matrices.values(),  # GPT-2's are transposed
     )
     inject_adapter_in_model(settings, backbone.layers)
-    if train_embeddings:
-        backbone.model.get_input_embeddings().weight.requires_grad_(True)
-        backbone.output_matrix.requires_grad_(True)

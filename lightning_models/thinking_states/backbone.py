@@ -325,7 +325,7 @@ def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor
 
 
 ReplaceLatents = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Returns what is fed back in place of latents (K, ..., D), from the row of the batch that each one
+"""Replaces latents (K, ..., D) before they are fed back, given the row of the batch that each one
 belongs to and its number within that row, both (K,) int64."""
 
 
@@ -340,7 +340,7 @@ class ReasoningNetwork(nn.Module):
         config: The configuration of the backbone.
 
     Attributes:
-        replace_latents: What replaces latents. None, the default, feeds them back unchanged.
+        replace_latents: Function that replaces latents. With None, the default, they are unchanged.
     """
 
     replace_latents: ReplaceLatents | None = None
@@ -367,7 +367,7 @@ class ReasoningNetwork(nn.Module):
     def feed_back(
         self, latents: Tensor, numbers: Tensor | int, rows: Tensor | None = None
     ) -> Tensor:
-        """Returns what is fed back in place of latents: the same, unless they are replaced.
+        """Returns latents as they are fed back, replaced if ``replace_latents`` is set.
 
         Args:
             latents: Latents (K, ..., D).

@@ -15,7 +15,7 @@ from evaluation.load import build_model
 from evaluation.reason.asking import Asking
 from evaluation.reason.contestants import build_contestants
 from evaluation.reason.scores import settings_of
-from lightning_models import NoCoTLM, ThinkingStatesLM
+from lightning_models import CoconutLM, CodiLM, NoCoTLM, ThinkingStatesLM
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
@@ -211,6 +211,28 @@ def test_controls_are_refused_where_there_are_no_latents(fails, reasoners, name)
     line = fails("reason", "--ckpt", reasoners["ts"], reasoners[name], "--replace_latents", "zero")
     kind = {"cot": "CoTLM", "no_cot": "NoCoTLM", "icot": "ICoTLM"}[name]
     assert f"replace_latents (zero): {kind} ({reasoners[name]}) feeds no latents back" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "latents", "at"),
+    [
+        (CodiLM, {"passes": 0}, [], ""),
+        (CodiLM, {"passes": 0}, [2], ""),
+        (CodiLM, {"num_latents": 0}, [], " with eval_latents 0"),
+        (CodiLM, {}, [3, 0], " with eval_latents 0"),
+        (CoconutLM, {"first_stage": 0}, [], " with eval_latents 0"),
+    ],
+)
+def test_controls_are_refused_where_no_latent_is_fed_back(
+    train_reasoner, data, tmp_path, kind, changes, latents, at
+):
+    path = train_reasoner(tmp_path / "a.ckpt", data, kind, 1, **changes)
+    options = {"changes": {}, "label": None, "device": torch.device("cpu")}
+    line = rf"^replace_latents \(zero, swap\): {kind.__name__} \(.*a.ckpt\) feeds no latents back"
+    with pytest.raises(ValueError, match=f"{line}{at}; leave it out of --ckpt"):
+        build_contestants(
+            [(None, read_checkpoint(path))], latents=latents, controls=("zero", "swap"), **options
+        )
 
 
 def test_one_question_has_no_other_to_swap_with(fails, reasoners):

@@ -41,12 +41,12 @@ def latents_of(
 
     Args:
         weights: The backbone's, and the projection's.
-        shape: Of the backbone.
+        shape: The backbone's shape.
         prompt: Question and start marker.
         count: K.
         filler: Id whose embedding latents begin as, with passes.
         passes: T; None: one latent after the other.
-        replace: What is fed in place of a latent, from the latent and its number.
+        replace: Function from a latent and its number to the one fed in its place.
     """
     before = qwen2.embed(weights, prompt)
     latents: list[Tensor] = []
@@ -156,7 +156,7 @@ def teacher(
 def spoken(
     steps: Sequence[Sequence[int]], groups: int, separator: Sequence[int], eos: int
 ) -> list[list[int]]:
-    """What each group of latents says: its step, the last group all that are left, then EOS."""
+    """The text of each group of latents: its step, the last group all that are left, then EOS."""
     texts: list[list[int]] = []
     for number, step in enumerate(steps if groups else []):
         if number < groups:

@@ -139,6 +139,8 @@ def test_codi(changes):
     sum(found.values()).backward()
     sum(expected.values()).backward()
     assert_same_gradients(model, weights)
+    parameters = model.network.named_parameters()
+    assert not [name for name, p in parameters if p.grad is None], "processes wait for all"
 
 
 @pytest.mark.parametrize(
@@ -330,6 +332,17 @@ def test_a_batch_without_steps_reaches_the_whole_decoder():
         assert all(parameter.grad is not None for parameter in decoder)
 
 
+@pytest.mark.parametrize("std", ["row", "batch"])
+def test_a_micro_batch_without_questions_distils_nothing(std):
+    model, (drawn, _) = build(distillation_std=std), asked()
+    alone = batch_of([drawn[1]])
+    alone["targets"] = torch.full_like(alone["targets"], -100)
+    total = model.loss(alone).terms["distillation"].sum
+    assert total == 0
+    total.backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.network.parameters())
+
+
 def test_texts_of_groups_are_steps_and_the_last_ones_joined():
     drawn, batch = asked()
     for groups, taken in itertools.product((0, 1, 3, 6), (0, 2, 9)):
@@ -343,6 +356,16 @@ def test_texts_of_groups_are_steps_and_the_last_ones_joined():
 # ---- compute
 
 
+def test_passes_beyond_the_latents_are_neither_computed_nor_counted():
+    (_, batch), found = asked(), []
+    for passes in (3, 7):
+        model, reads = build(passes=passes), []
+        model.network.backbone.register_forward_hook(lambda *_, seen=reads: seen.append(1))
+        found.append((model.score(batch).log_prob, len(reads), model.flops_per_token(30)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+
+
 def test_flops_count_passes_and_a_step_decoder_in_training_alone():
     plain, pccot, says = build(), build(passes=2), build(step_weight=1.0)
     assert plain.flops_per_token(30) == build(
@@ -351,6 +374,12 @@ def test_flops_count_passes_and_a_step_decoder_in_training_alone():
     assert pccot.generation_flops(30, steps=3) == plain.generation_flops(30, steps=9)
     assert says.flops_per_token(30) == plain.flops_per_token(30)
     assert says.flops_per_token(30, training=True) > 1.4 * plain.flops_per_token(30, training=True)
+    for name in ("codi", "coconut"):
+        trained, apart = (build(name, eval_latents=latents) for latents in (None, 9))
+        assert trained.flops_per_token(30, training=True) == apart.flops_per_token(
+            30, training=True
+        )
+        assert trained.flops_per_token(30) != apart.flops_per_token(30)
     single = build(distillation_weight=0.0, teacher_weight=0.0)
     assert plain.flops_per_token(30, training=True) > 1.8 * single.flops_per_token(
         30, training=True

@@ -156,9 +156,5 @@ class CoconutLM(LatentTextLM, StagedLM):
         )
 
     @property
-    def latents(self) -> int:
-        """The latents of a question outside training."""
-        config = self.config
-        if config.eval_latents is not None:
-            return config.eval_latents
-        return min(self.stage, config.max_latent_stage) * config.c_thought
+    def trained_latents(self) -> int:
+        return min(self.stage, self.config.max_latent_stage) * self.config.c_thought

@@ -5,6 +5,7 @@ PCCoT computes all latents at once, several times, instead of one after the othe
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,7 @@ from lightning_models.thinking_states.baselines.latents import (
     LatentLayout,
     LatentNetwork,
     LatentTextLM,
+    refuse_idle,
 )
 from lightning_models.thinking_states.baselines.text import PREFIX, Batch, TextRows
 from lightning_models.thinking_states.rows import constant
@@ -41,14 +43,16 @@ class CodiConfig(LatentConfig):
     """
 
     num_latents: int = 6
-    """K, latents of a question in training (6 in CODI, 24 in PCCoT); 0: only the two markers."""
+    """K, latents of a question in training (6 in CODI, 24 in PCCoT). With 0 the markers stand
+    alone."""
     passes: int | None = None
-    """T, Jacobi passes over all latents at once (3 in PCCoT; 0: pause tokens); null: latents one
-    after the other, as in CODI. From K passes on the two are equal."""
+    """T, Jacobi passes over all latents at once (3 in PCCoT). With 0 latents are pause tokens. By
+    default, null, they are computed one after the other, as in CODI, which T = K equals."""
     projection: bool = True
-    """Whether a state becomes a latent by dropout, linear, GELU, linear, LayerNorm; else as is."""
+    """Whether a state becomes a latent by dropout, linear, GELU, linear, LayerNorm. Without, it is
+    fed back unchanged."""
     projection_dim: int | None = None
-    """Width between the two linear layers; null: D, as in CODI's runs."""
+    """Width between the two linear layers. The default, null, is D, as in CODI's runs."""
     projection_dropout: float = 0.0
     """Dropout probability before the projection."""
     student_weight: float = 1.0
@@ -61,22 +65,21 @@ class CodiConfig(LatentConfig):
     """Distance of the student's states from the teacher's: L1, as in CODI's paper, or smooth L1, as
     in its code and PCCoT's."""
     distillation_std: Literal["row", "batch"] = "row"
-    """Which of the teacher's states the standard deviation is of that divides a layer's distance:
-    the question's own, or all of the micro-batch, as in the public codes."""
+    """States over which the teacher's standard deviation is taken, the divisor of each distance:
+    the question's alone, or the whole micro-batch's, as in the public codes."""
     drop_last_step: bool = True
     """Whether the teacher's chains end before their last step, which often is the answer."""
     predict_prefix: bool = False
     """Whether the student learns to write the answer prefix, as in the public codes; at inference
     it is given in any case."""
     lora_rank: int | None = None
-    """Rank of LoRA's matrices beside every matrix of the layers (128 in CODI); all else of the
-    backbone is frozen, the added tokens' embeddings are learned. null: everything is learned."""
+    """Rank of LoRA's matrices beside every matrix of the layers (128 in CODI). The rest of the
+    backbone is frozen, but the added tokens' embeddings are learned. By default, null, there is no
+    LoRA, and everything is learned."""
     lora_alpha: float = 32.0
     """LoRA's products are scaled with lora_alpha / lora_rank."""
     lora_dropout: float = 0.1
     """Dropout probability before LoRA's matrices."""
-    train_embeddings: bool = False
-    """Whether embedding and head are learned beside LoRA."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -92,6 +95,11 @@ class CodiConfig(LatentConfig):
                 raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
         if not self.lora_alpha > 0:
             raise ValueError(f"lora_alpha ({self.lora_alpha}) must be above 0")
+        refuse_idle(
+            self,
+            {"lora_rank": ("lora_alpha", "lora_dropout")}
+            | {"projection": ("projection_dim", "projection_dropout")},
+        )
         if self.step_weight and not self.num_latents:
             raise ValueError(
                 f"step_weight ({self.step_weight}) needs latents that say steps; set num_latents "
@@ -172,7 +180,8 @@ def distil(student: Tensor, teacher: Tensor, asked: Tensor, config: CodiConfig) 
     if config.distillation_std == "row":
         scale = teacher.std(dim=2, keepdim=True)  # (L + 1, B, 1)
     else:
-        scale = teacher[:, asked].flatten(1).std(dim=1)[:, None, None]  # (L + 1, 1, 1)
+        measured = teacher[:, asked] if asked.any() else teacher  # no questions: any finite scale
+        scale = measured.flatten(1).std(dim=1)[:, None, None]  # (L + 1, 1, 1)
     distance = F.l1_loss if config.distance == "l1" else F.smooth_l1_loss
     each = (distance(student, teacher, reduction="none") / scale).mean(dim=(0, 2))  # (B,)
     return (each * asked).sum()
@@ -198,7 +207,7 @@ class CodiNetwork(LatentNetwork):
         # NOTE(paper): the public code projects one state more than there are latents, and does not
         # use the last one.
         self.projection: nn.Module | None = None
-        if config.projection and config.most_latents:
+        if config.projection and config.most_latents and config.passes != 0:
             self.projection = nn.Sequential(
                 nn.Dropout(config.projection_dropout),
                 nn.Linear(dim, width),
@@ -210,16 +219,14 @@ class CodiNetwork(LatentNetwork):
         if config.lora_rank is None:
             return
         matrix = self.backbone.model.get_input_embeddings().weight
-        if not config.train_embeddings:
-            # NOTE(paper): the public code freezes the markers with the embedding, at random values.
-            end = self.first_added + len(config.special_tokens)
-            self.added = nn.Parameter(matrix[self.first_added : end].detach().clone())
+        # NOTE(paper): the public code freezes the markers with the embedding, at random values.
+        end = self.first_added + len(config.special_tokens)
+        self.added = nn.Parameter(matrix[self.first_added : end].detach().clone())
         add_adapters(
             self.backbone,
             rank=config.lora_rank,
             alpha=config.lora_alpha,
             dropout=config.lora_dropout,
-            train_embeddings=config.train_embeddings,
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -235,6 +242,9 @@ class CodiNetwork(LatentNetwork):
         latent: Tensor = self.projection(state)
         return latent
 
+    def pause_latent(self) -> Tensor | None:
+        return None if self.passes == 0 else super().pause_latent()
+
     def think(
         self, cache: AnswerCache, state: Tensor, h: Tensor, real: Tensor, latent: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
@@ -248,7 +258,7 @@ class CodiNetwork(LatentNetwork):
             return super().think(cache, state, h, real, latent)
         rows, count, dim = h.shape
         each = torch.arange(rows * count, device=h.device)  # (B K,)
-        for _ in range(self.passes):
+        for _ in range(min(self.passes, count)):  # after K passes each latent is final
             states = read(self.backbone, cache, h, real).last  # (B, K, D)
             cache.drop(count)
             before = torch.cat((state[:, None], states[:, :-1]), dim=1)  # (B, K, D)
@@ -288,6 +298,10 @@ class CodiLM(LatentTextLM):
     def build_network(self) -> CodiNetwork:
         return CodiNetwork(self.config)
 
+    def no_decay_parameters(self) -> Iterable[nn.Parameter]:
+        # without passes no input is the latent token's row, and decay alone would shrink it
+        return () if self.network.added is None else (self.network.added,)
+
     @property
     def layout(self) -> CodiLayout:
         """Query, latents between markers, prefix, answer."""
@@ -303,14 +317,11 @@ class CodiLM(LatentTextLM):
         )
 
     @property
-    def latents(self) -> int:
-        """The latents of a question outside training."""
-        config = self.config
-        return config.num_latents if config.eval_latents is None else config.eval_latents
+    def trained_latents(self) -> int:
+        return self.config.num_latents
 
-    @property
-    def reads_per_latent(self) -> float:
-        return 1.0 + (self.config.passes or 0)
+    def reads_per_latent(self, latents: float) -> float:
+        return 1.0 + min(self.config.passes or 0, latents)
 
     @property
     def _has_teacher(self) -> bool:
@@ -360,11 +371,8 @@ class CodiLM(LatentTextLM):
         A training step has the teacher's row, too. The student's is counted as if it were as long,
         though it has no chain.
         """
-        if not training:
-            return super().flops_per_token(context)
-        flops, config = self._flops(context, self.config.num_latents, training), self.config
-        if self._has_teacher:
-            flops += backbone_flops(self.network.backbone, context, config.teacher_weight > 0)
-        if self.network.decoder is not None:
-            flops += backbone_flops(self.network.decoder, context, training)
+        flops = super().flops_per_token(context, training)
+        if training and self._has_teacher:
+            learns = self.config.teacher_weight > 0
+            flops += backbone_flops(self.network.backbone, context, learns)
         return flops

@@ -8,7 +8,8 @@ each latent the step that it stands for: it is trained beside the model, and not
 import copy
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -56,6 +57,27 @@ from lightning_models.thinking_states.rows import (
 START, END, LATENT = "latent_start", "latent_end", "latent"
 
 
+def refuse_idle(config: ReasoningConfig, pairs: Mapping[str, tuple[str, ...]]) -> None:
+    """Checks that options are set only where the option that they belong to is.
+
+    Args:
+        config: The configuration, whose unset options have their defaults.
+        pairs: Options by the one that they belong to.
+
+    Raises:
+        ValueError: An option would do nothing.
+    """
+    defaults = {field.name: field.default for field in fields(config)}
+    for base, keys in pairs.items():
+        for key in keys:
+            value, given = getattr(config, key), getattr(config, base)
+            if not given and value != defaults[key]:
+                raise ValueError(
+                    f"{key} ({value}) does nothing with {base} ({given}); set {base}, or leave "
+                    f"{key} at {defaults[key]}"
+                )
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(ReasoningConfig):
     """A model with latents before its answer, and SIM-CoT's decoder of their steps.
@@ -69,11 +91,11 @@ class LatentConfig(ReasoningConfig):
     embeddings with that of ``<<``: name its id in ``special_rows_from``."""
 
     eval_latents: int | None = None
-    """Latents of a question outside training (6 to 21 in Table 3 of the Thinking States paper);
-    null: those of training, of Coconut at the stage it has reached."""
+    """Latents of a question outside training (6 to 21 in Table 3 of the Thinking States paper). By
+    default, null, there are as many as in training, in Coconut at the stage it has reached."""
     step_weight: float = 0.0
     """lambda, the weight of SIM-CoT's decoder, a copy of the backbone that learns to say from each
-    latent its step of the chain (1 in SIM-CoT); 0: there is no decoder."""
+    latent its step of the chain (1 in SIM-CoT). With 0 there is no decoder."""
     step_loss: Literal["token_mean", "token_sum"] = "token_mean"
     """How the decoder's loss is averaged for a question: over the tokens of a step and over steps,
     as in SIM-CoT's code on CODI, or summed over tokens, as in its code on Coconut."""
@@ -85,6 +107,7 @@ class LatentConfig(ReasoningConfig):
             raise ValueError(f"eval_latents ({self.eval_latents}) must not be negative")
         if not 0 <= self.step_weight < math.inf:
             raise ValueError(f"step_weight ({self.step_weight}) must be finite and not negative")
+        refuse_idle(self, {"step_weight": ("step_loss",)})
         if self.gradient_checkpointing:
             raise ValueError(
                 f"gradient_checkpointing ({self.gradient_checkpointing}) would compute layers "
@@ -177,7 +200,7 @@ def _side_by_side(head: Joined, rest: Joined) -> Joined:
 
 
 def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int, ...]) -> Segment:
-    """Returns what each group of latents is to say: texts (B, G, W) and their lengths (B, G).
+    """Returns the texts (B, G, W) that groups of latents are to say, and their lengths (B, G).
 
     Group k says step k, and the last group of a row all further ones, each after the separator. An
     EOS ends a text. Groups without a step say nothing, and have length 0.
@@ -210,7 +233,7 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
 
 
 class Latents(NamedTuple):
-    """Where latents are.
+    """The positions of latents in rows of tokens.
 
     Attributes:
         latent: Which tokens are latents (B, T) bool.
@@ -320,7 +343,7 @@ class LatentNetwork(TextNetwork):
         """Returns the latents (..., D) that normed states (..., D) become; here the same."""
         return state
 
-    def pause_latent(self) -> Tensor:
+    def pause_latent(self) -> Tensor | None:
         # the token in a latent's place says nothing, so its embedding reads as filler
         token = on_device(self.backbone.config.special_id(LATENT), self.output_matrix.device)
         return self.embed(token)
@@ -360,12 +383,17 @@ class LatentTextLM(TextLM):
 
     @property
     @abstractmethod
-    def latents(self) -> int:
-        """The latents of a question outside training."""
+    def trained_latents(self) -> int:
+        """The latents of a question in training, at the stage it has reached."""
 
     @property
-    def reads_per_latent(self) -> float:
-        """How often the backbone reads the place of a latent."""
+    def latents(self) -> int:
+        """The latents of a question outside training."""
+        given = self.config.eval_latents
+        return self.trained_latents if given is None else given
+
+    def reads_per_latent(self, latents: float) -> float:
+        """Returns how often the backbone reads the place of one of ``latents`` latents."""
         return 1.0
 
     def markers(self) -> dict[str, int]:
@@ -453,7 +481,8 @@ class LatentTextLM(TextLM):
         They and their markers cost what tokens cost: keys and values are kept, so that nothing is
         computed twice. A step decoder, in training only, reads the chain, at most the row.
         """
-        flops = self._flops(context, self.latents, training)
+        latents = self.trained_latents if training else self.latents
+        flops = self._flops(context, latents, training)
         if training and self.network.decoder is not None:
             flops += backbone_flops(self.network.decoder, context, training)
         return flops
@@ -468,5 +497,5 @@ class LatentTextLM(TextLM):
         return self._flops(context, self.latents if steps is None else steps, training=False)
 
     def _flops(self, context: int, latents: float, training: bool) -> float:
-        positions = context + latents * self.reads_per_latent + 2
+        positions = context + latents * self.reads_per_latent(latents) + 2
         return super().flops_per_token(round(positions), training) * positions / context
