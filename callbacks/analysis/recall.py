@@ -173,11 +173,11 @@ class RecallAnalysis(Analysis):
             scalars["recall/within_memory"] = questions["right"][within].mean()
             scalars["recall/beyond_memory"] = questions["right"][~within].mean()
         tables = {self._by: accuracies(questions, [self._by])}
-        figures = {self._by: FIGURES[self._by]}
         if "dial" in findings:
             assert self._dial is not None
             tables["dial"] = accuracies(findings["dial"], [self._dial, self._by])
-            figures["dial"] = FIGURES["dial"]
+        draws = FIGURES | LEVEL_FIGURES
+        figures = {name: draws[name] for name in tables}
         return AnalysisReport(scalars=scalars, tables=tables, figures=figures)
 
 
@@ -241,8 +241,5 @@ def _accuracy_figure(table: pd.DataFrame, label: str) -> Any:
     return figure
 
 
-FIGURES: dict[str, Draw] = {
-    "distance": distance_figure,
-    "level": level_figure,
-    "dial": dial_figure,
-}
+FIGURES: dict[str, Draw] = {"distance": distance_figure}
+LEVEL_FIGURES: dict[str, Draw] = {"level": level_figure, "dial": dial_figure}

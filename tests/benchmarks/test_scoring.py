@@ -15,6 +15,7 @@ TINY = {
     "vocab": 1000,
     "batch": 4,
     "questions": 2,
+    "cpu_time": True,
     "model": None,
 }
 

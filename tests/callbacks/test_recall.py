@@ -143,7 +143,9 @@ def test_answers_in_windows_by_level_and_dial():
     analysis._collect(Letters(), model, windows(), findings)
     lines = [*findings["questions"].itertuples(index=False, name=None)]
     assert lines == [(2, False, 4.0), (1, True, 1.0), (1, True, 2.0)]
-    tables = analysis._report(None, model, findings).tables
+    report = analysis._report(None, model, findings)
+    tables = report.tables
+    assert report.drawn().keys() == {"level", "dial"}
     assert tables["level"]["accuracy"].tolist() == [1.0, 0.0]
     assert tables["dial"][["thinking_steps", "level", "accuracy"]].values.tolist() == [
         [0, 1, 0.0],
