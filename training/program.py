@@ -16,7 +16,7 @@ from training.cli import LatentCLI
 from training.errors import LOST_LINE, LOST_PROCESS, check_verb, explain, lost_process
 from training.help import EXAMPLE, VERBS
 from training.parsing import DEBUG_FLAG
-from training.processes import LostRankError, await_launched, code_without_report
+from training.processes import LAUNCHER, LostRankError, await_launched, code_without_report
 from training.run_folder import WaitedError
 from training.signals import INTERRUPTED, interrupts_here_only, silence, was_interrupt
 
@@ -74,6 +74,8 @@ def _execute(argv: list[str]) -> None:
         await_launched(LatentCLI(argv).trainer)
     except WaitedError:  # the checkpoint that was found may have been replaced meanwhile
         _execute(argv)
+    finally:
+        os.environ.pop(LAUNCHER, None)  # programs that this process starts later are no ranks
 
 
 def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:

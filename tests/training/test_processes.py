@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 
 from evaluation.cli import main as evaluate
 from tests.programs import ROOT, run
 from tests.training.conftest import checkpoint_folder, load
 from training import main, processes
+from training.errors import UserError
 
 
 @pytest.fixture
@@ -142,6 +144,20 @@ def test_a_process_that_launches_a_second_run_is_not_ended(monkeypatch):
     monkeypatch.setenv(processes.LAUNCHER, str(os.getpid()))
     processes.end_with_launcher()
     assert "launcher" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_run_leaves_no_mark_of_a_launcher_behind(fit, tmp_path, monkeypatch):
+    """A program that this process starts later would take itself for a rank, and end."""
+    marks = []
+
+    def refuse(launcher, *arguments, **options):
+        marks.append(os.environ[processes.LAUNCHER])
+        raise UserError("refused")
+
+    monkeypatch.setattr(_SubprocessScriptLauncher, "launch", refuse)
+    assert fit(tmp_path, *TWO_OF_DDP, "--trainer.accelerator=cpu") == 2
+    assert marks == [str(os.getpid())]
+    assert processes.LAUNCHER not in os.environ
 
 
 def test_tasks_of_a_sweep_are_runs_of_one_process(fit, tmp_path, monkeypatch):
