@@ -61,7 +61,7 @@ def prints_descriptions(argv: Sequence[str]) -> bool:
 
 
 def class_options(recipe: Mapping[str, Any], key: str) -> list[str]:
-    """Returns the options that name a checked recipe's classes, all that a parser may see of it."""
+    """Returns the options that name a checked recipe's classes, which alone a parser sees of it."""
     arguments = recipe.get("init_args", {})
     kind = resolve_class(recipe["class_path"], object)
     options = [f"--{key}={public_path(kind)}"]

@@ -60,7 +60,7 @@ class LatentCLI(CheckpointParsing):
     - ``last`` continues in the log folder of that run; a path starts a new one.
 
     Args:
-        args: The command line; None takes that of the process.
+        args: The command line. By default the process's own.
         run: Whether there is a verb to run; otherwise only ``model``, ``datamodule`` and
             ``trainer`` are built.
     """

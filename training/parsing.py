@@ -98,7 +98,7 @@ class CheckpointParsing(LightningCLI):
     """Parses ``fit | validate | test | predict``; see ``LatentCLI``, which builds and runs.
 
     Args:
-        args: The command line; None takes that of the process.
+        args: The command line. By default the process's own.
         run: Whether there is a verb to run.
     """
 
@@ -176,7 +176,7 @@ class CheckpointParsing(LightningCLI):
             type=list[str] | str,
             default=["tensorboard"],
             help="Where fit logs: tensorboard, csv, wandb or mlflow, several separated by commas; "
-            "ckpt_path=last keeps those of the run. trainer.logger takes any other of Lightning.",
+            "ckpt_path=last keeps the run's own. trainer.logger takes any other of Lightning.",
         )
         parser.add_argument(
             "--matmul_precision",

@@ -29,7 +29,7 @@ def main(args: list[str] | None = None) -> int:
     or SIGTERM, after a checkpoint if it was training; 138: by SIGUSR1, and requeued by SLURM.
 
     Args:
-        args: The command line; None takes that of the process.
+        args: The command line. By default the process's own.
     """
     argv = sys.argv[1:] if args is None else args
     silence()

@@ -4,7 +4,7 @@ from lightning_models.thinking_states.backbone import Backbone
 
 
 def add_adapters(backbone: Backbone, *, rank: int, alpha: float, dropout: float) -> None:
-    """Freezes a backbone, and adds matrices of low rank beside those of its layers.
+    """Freezes a backbone, and adds matrices of low rank beside its layers' matrices.
 
     Args:
         backbone: The backbone, changed in place.

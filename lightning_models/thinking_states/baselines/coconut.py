@@ -96,6 +96,8 @@ class CoconutLayout(LatentLayout, ShortenedChain):
         return self.c_thought
 
     def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
+        # NOTE(paper): at the last stage SIM-CoT's code has the last group say all further steps,
+        # also those that the chain still has; here only what latents stand for.
         stages = self.stages.of_rows(batch, stage)
         return self.stages.removed(batch, stages), self._latents(batch, stages) // self.c_thought
 

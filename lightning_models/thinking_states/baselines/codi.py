@@ -345,7 +345,7 @@ class CodiLM(LatentTextLM):
             return output
         taught = layout.teacher(batch)
         # NOTE(paper): the public code computes the teacher twice, with gradient for its own loss
-        # and without for the distillation, each with dropout of its own; here one pass is both.
+        # and without for the distillation, each with other dropout; here one pass is both.
         with torch.set_grad_enabled(torch.is_grad_enabled() and config.teacher_weight > 0):
             teacher: HiddenStates = self.network(
                 taught.tokens, at=answer_starts(taught) if distils else None

@@ -492,7 +492,7 @@ class LatentTextLM(TextLM):
 
         Args:
             context: Tokens, latents and markers not counted.
-            steps: Latents of the row. Defaults to those of an evaluation.
+            steps: Latents of the row. By default as many as in an evaluation.
         """
         return self._flops(context, self.latents if steps is None else steps, training=False)
 
