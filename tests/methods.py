@@ -341,7 +341,7 @@ METHODS = [
         "codi-gpt2",
         CodiLM,
         PUBLIC_CODI | on("gpt2"),
-        **DISTILLED | {"waits": 10},
+        **DISTILLED | {"waits": 11},
         **dropping("gpt2"),
         alone={"distillation_std": "row"},
     ),

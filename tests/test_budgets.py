@@ -89,7 +89,8 @@ def settings_of(words):
     for option, value in zip(words, [*words[1:], "--"], strict=True):
         key = re.sub(r"^data\.(init_args\.)?", "data.init_args.", option.removeprefix("--"))
         if option.startswith("--") and not value.startswith("--") and "+" not in key:
-            OmegaConf.update(content, key, OmegaConf.create([value])[0], force_add=True)
+            value = None if value == "null" else OmegaConf.create([value])[0]
+            OmegaConf.update(content, key, value, force_add=True)
     return content
 
 
@@ -283,7 +284,7 @@ def test_the_piles_validation_split_is_as_long_as_the_papers_analyses_need():
     """PonderLM-3, section 4.3: on the order of 1e7 tokens, of a run on 10 B."""
     pile = OmegaConf.load(ROOT / "configs/data/pile.yaml").data.init_args
     caps = [
-        number(content, "data.init_args.train_tokens")
+        number(content, "data.init_args.train_tokens", math.inf)  # null: the whole of it
         for _, words in trainings()
         if "configs/data/pile.yaml" in words and (content := settings_of(words))
     ]
