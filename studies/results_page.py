@@ -267,8 +267,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 ## Evaluations
 
 Seeds {seeds}: means, in brackets the smallest and the largest value. bpb: bits per byte, lower is \
-better. Wall time is that of the whole training process, start-up and validations included. \
-[Every run]({files.name}/{EVERY_RUN}).
+better. Wall time includes start-up and validations. [Every run]({files.name}/{EVERY_RUN}).
 
 {summary}
 

@@ -114,7 +114,9 @@ def test_kinds_of_likelihood_are_marked(study, commands, tmp_path, content, kind
 def test_handwritten_text_survives(reported, tmp_path):
     first = reported()
     path = tmp_path / "pair.md"
-    path.write_text(first.replace(BEGIN, f"Before.\n{BEGIN}").replace("2.5 (2 to 3)", "x") + "After.\n")
+    path.write_text(
+        first.replace(BEGIN, f"Before.\n{BEGIN}").replace("2.5 (2 to 3)", "x") + "After.\n"
+    )
     second = reported()
     assert second.count(BEGIN) == second.count(END) == 1
     assert "Before.\n" in second
