@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from omegaconf import OmegaConf
 from training_parser import parse_training, training_parser
 
+from callbacks import LastStageStopping
 from datamodules.sources import divide_rows
 from studies.study import load_study
 from training.listing import SENTENCE_SLOTS, SENTENCES
@@ -178,17 +179,18 @@ STATE_TRACKING = [file for file in FILES if re.search("0.5b_(parity|vars)", file
 
 @pytest.mark.parametrize("file", STATE_TRACKING)
 def test_state_tracking_is_trained_until_all_answers_are_right(file):
-    """Thinking States, Table 1: 100 % in distribution; iCoT and Coconut take all stages."""
-    rules = [
-        EarlyStopping(**callback.init_args)
+    """Thinking States, Table 1: 100 % in distribution; iCoT and Coconut in their last stage."""
+    kinds = {"callbacks.LastStageStopping": LastStageStopping}
+    kinds["lightning.pytorch.callbacks.EarlyStopping"] = EarlyStopping
+    (rule,) = (
+        kinds[callback.class_path](**callback.init_args)
         for callback in settings_of(("-c", file)).trainer.callbacks
-        if callback.class_path.endswith("EarlyStopping")
-    ]
-    assert len(rules) == (not re.search("icot|coconut", file))
-    for rule in rules:
-        assert rule.monitor == "val/accuracy"
-        for accuracy, ends in ((0.0, False), (0.999, False), (1.0, True)):
-            assert rule._evaluate_stopping_criteria(torch.tensor(accuracy))[0] is ends
+        if callback.class_path in kinds
+    )
+    assert isinstance(rule, LastStageStopping) == bool(re.search("icot|coconut", file))
+    assert rule.monitor == "val/accuracy"
+    for accuracy, ends in ((0.0, False), (0.999, False), (1.0, True)):
+        assert rule._evaluate_stopping_criteria(torch.tensor(accuracy))[0] is ends
 
 
 # ---- validation
