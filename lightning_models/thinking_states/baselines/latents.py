@@ -478,8 +478,9 @@ class LatentTextLM(TextLM):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token of a row of ``context`` tokens; latents are not counted.
 
-        They and their markers cost what tokens cost: keys and values are kept, so that nothing is
-        computed twice. A step decoder, in training only, reads the chain, at most the row.
+        They and their markers pass through the layers as tokens do, but have no logits; keys and
+        values are kept, so that nothing is computed twice. A step decoder, in training only, reads
+        the chain, at most the row.
         """
         latents = self.trained_latents if training else self.latents
         flops = self._flops(context, latents, training)
@@ -497,5 +498,6 @@ class LatentTextLM(TextLM):
         return self._flops(context, self.latents if steps is None else steps, training=False)
 
     def _flops(self, context: int, latents: float, training: bool) -> float:
-        positions = context + latents * self.reads_per_latent(latents) + 2
-        return super().flops_per_token(round(positions), training) * positions / context
+        silent = latents + 2  # and two markers, which are read once
+        reads = (latents * self.reads_per_latent(latents) + 2) / silent
+        return backbone_flops(self.network.backbone, context, training, silent, reads)
