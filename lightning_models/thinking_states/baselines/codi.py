@@ -102,11 +102,6 @@ class CodiConfig(LatentConfig):
             {"lora_rank": ("lora_alpha", "lora_dropout")}
             | {"projection": ("projection_dim", "projection_dropout")},
         )
-        if self.step_weight and not self.num_latents:
-            raise ValueError(
-                f"step_weight ({self.step_weight}) needs latents that say steps; set num_latents "
-                "(0) to 1 or more, or step_weight to 0"
-            )
 
     @property
     def most_latents(self) -> int:

@@ -108,6 +108,11 @@ class LatentConfig(ReasoningConfig):
         if not 0 <= self.step_weight < math.inf:
             raise ValueError(f"step_weight ({self.step_weight}) must be finite and not negative")
         refuse_idle(self, {"step_weight": ("step_loss",)})
+        if self.step_weight and not self.most_latents:
+            raise ValueError(
+                f"step_weight ({self.step_weight}) needs latents that say steps, of which training "
+                "has none; set num_latents or max_latent_stage to 1 or more, or step_weight to 0"
+            )
         if self.gradient_checkpointing:
             raise ValueError(
                 f"gradient_checkpointing ({self.gradient_checkpointing}) would compute layers "
