@@ -84,6 +84,18 @@ def data_cache(session_folder):
 
 
 @pytest.fixture
+def little_documentation(monkeypatch):
+    """Has ``PythonDocs`` read every tenth topic and file, as parsing the library takes seconds."""
+    from datamodules import local_corpora
+
+    topics, files = local_corpora.topics, local_corpora.module_files
+    read = local_corpora.module_documents.__wrapped__  # which keeps nothing
+    monkeypatch.setattr(local_corpora, "topics", lambda: topics()[::10])
+    monkeypatch.setattr(local_corpora, "module_files", lambda root: files(root)[::10])
+    monkeypatch.setattr(local_corpora, "module_documents", read)
+
+
+@pytest.fixture
 def make_data(text_file, data_cache):
     """Builds the real datamodule on that file; keyword arguments change its options."""
     from datamodules import LocalText
