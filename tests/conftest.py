@@ -1,5 +1,6 @@
 """What every test starts from: no network, one thread a process, a little text on disk."""
 
+import functools
 import gc
 import os
 import sys
@@ -83,16 +84,25 @@ def data_cache(session_folder):
     return session_folder / "data_cache"
 
 
+@functools.cache
+def every_tenth_module(min_length):
+    """Documents of a part of Python's library."""
+    from datamodules import local_corpora
+
+    files = local_corpora.module_files
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_corpora, "module_files", lambda root: files(root)[::10])
+        return local_corpora.module_documents.__wrapped__(min_length)  # which keeps nothing
+
+
 @pytest.fixture
 def little_documentation(monkeypatch):
     """Has ``PythonDocs`` read every tenth topic and file, as parsing the library takes seconds."""
     from datamodules import local_corpora
 
-    topics, files = local_corpora.topics, local_corpora.module_files
-    read = local_corpora.module_documents.__wrapped__  # which keeps nothing
+    topics = local_corpora.topics
     monkeypatch.setattr(local_corpora, "topics", lambda: topics()[::10])
-    monkeypatch.setattr(local_corpora, "module_files", lambda root: files(root)[::10])
-    monkeypatch.setattr(local_corpora, "module_documents", read)
+    monkeypatch.setattr(local_corpora, "module_documents", every_tenth_module)
 
 
 @pytest.fixture

@@ -94,6 +94,11 @@ class Method:
     def reads_windows(self) -> bool:
         return isinstance(self.format, Windows)
 
+    @property
+    def few(self) -> dict[str, Any]:
+        """What ends scoring after few iterations, for tests that need no convergence."""
+        return {"eval_iterations": 3} if "eval_iterations" in self.config else {}
+
     def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> dict[str, Any]:
         return self.format.batch(rows, length, seed)
 

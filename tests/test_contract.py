@@ -339,8 +339,7 @@ def test_validation_leaves_training_untouched(method, make_loaders, tmp_path):
 @in_full
 def test_the_logged_validation_loss_is_the_corpus_mean(method, make_loaders, tmp_path):
     """Of batches of five rows; here it is summed row by row."""
-    few = {"eval_iterations": 3} if "eval_iterations" in method.config else {}  # not to convergence
-    model = method.build(**few).eval()
+    model = method.build(**method.few).eval()
     trainer = quiet_trainer(tmp_path)
     (logged,) = trainer.validate(model, make_loaders(eval_batch_size=5), verbose=False)
     nats = reported = tokens = num_bytes = 0.0
