@@ -84,19 +84,25 @@ def data_cache(session_folder):
     return session_folder / "data_cache"
 
 
-@functools.cache
-def every_tenth_module(min_length):
-    """Documents of a part of Python's library."""
+@pytest.fixture(scope="session")
+def every_tenth_module():
+    """Returns the documents of a part of Python's library, as ``module_documents`` does of all."""
     from datamodules import local_corpora
 
     files = local_corpora.module_files
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_corpora, "module_files", lambda root: files(root)[::10])
-        return local_corpora.module_documents.__wrapped__(min_length)  # which keeps nothing
+    read = local_corpora.module_documents.__wrapped__  # which keeps nothing
+
+    @functools.cache
+    def documents(min_length):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_corpora, "module_files", lambda root: files(root)[::10])
+            return read(min_length)
+
+    return documents
 
 
 @pytest.fixture
-def little_documentation(monkeypatch):
+def little_documentation(every_tenth_module, monkeypatch):
     """Has ``PythonDocs`` read every tenth topic and file, as parsing the library takes seconds."""
     from datamodules import local_corpora
 
