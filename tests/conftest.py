@@ -1,5 +1,6 @@
 """What every test starts from: no network, one thread a process, a little text on disk."""
 
+import functools
 import gc
 import os
 import sys
@@ -81,6 +82,33 @@ def session_folder(tmp_path_factory, request):
 def data_cache(session_folder):
     """Folder of the session's tokenised corpora; who prepares one locks its part."""
     return session_folder / "data_cache"
+
+
+@pytest.fixture(scope="session")
+def every_tenth_module():
+    """Returns the documents of a part of Python's library, as ``module_documents`` does of all."""
+    from datamodules import local_corpora
+
+    files = local_corpora.module_files
+    read = local_corpora.module_documents.__wrapped__  # which keeps nothing
+
+    @functools.cache
+    def documents(min_length):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_corpora, "module_files", lambda root: files(root)[::10])
+            return read(min_length)
+
+    return documents
+
+
+@pytest.fixture
+def little_documentation(every_tenth_module, monkeypatch):
+    """Has ``PythonDocs`` read every tenth topic and file, as parsing the library takes seconds."""
+    from datamodules import local_corpora
+
+    topics = local_corpora.topics
+    monkeypatch.setattr(local_corpora, "topics", lambda: topics()[::10])
+    monkeypatch.setattr(local_corpora, "module_documents", every_tenth_module)
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ OUT_OF_RANGE = (
 DATA_MODULES = [
     DataModuleCase(
         "PythonDocs",
-        {**WINDOWS, "block_size": 1024, "batch_size": 64},
+        {**WINDOWS, "block_size": 256, "batch_size": 32},
         (*OUT_OF_RANGE, {"min_docstring": -1}),
     ),
     DataModuleCase("LocalText", {**PAGES_FILE, "tokenizer": "bpe:270"}, ({"separator": "("},)),

@@ -48,7 +48,8 @@ from lightning_models import (
 __all__ = ["BLOCK", "IN_FULL", "METHODS", "VOCAB", "Method", "window_batch"]
 
 VOCAB = BYTES
-SIZES = {"num_layers": 3, "dim": 32, "num_heads": 4}
+SIZES = {"num_layers": 2, "dim": 32, "num_heads": 4}
+"""As few layers as show what layers do to each other; a method that needs three says so."""
 window_batch = WINDOWS.batch
 
 
@@ -93,6 +94,11 @@ class Method:
     def reads_windows(self) -> bool:
         return isinstance(self.format, Windows)
 
+    @property
+    def few(self) -> dict[str, Any]:
+        """What ends scoring after few iterations, for tests that need no convergence."""
+        return {"eval_iterations": 3} if "eval_iterations" in self.config else {}
+
     def batch(self, rows: int = 2, length: int = BLOCK, seed: int = 0) -> dict[str, Any]:
         return self.format.batch(rows, length, seed)
 
@@ -116,7 +122,7 @@ class Method:
 LLAMA = {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": False}
 LLAMA3 = LLAMA | {"num_kv_heads": 2}
 PYTHIA = {"positions": "rope", "rope_fraction": 0.5, "parallel_residual": True}
-FORKS = {"fork_layers": (1, 2), "kappa": "2L"}
+FORKS = {"num_layers": 3, "fork_layers": (1, 2), "kappa": "2L"}
 BY_THRESHOLD = {"allocation": "threshold"}
 BY_WINDOW = {"allocation": "window_topk", "allocation_window": 8}
 NUMBER_KEPT = "values decide how many streams a threshold keeps"
@@ -126,8 +132,8 @@ HOST_LAYOUT = "rows are laid out from the lengths of texts, which are read on th
 RAGGED: dict[str, Any] = {"warm_up": 2, "full": True, "waits": 4}
 RAGGED |= {"loss_breaks": NUMBER_KEPT, "network_breaks": NUMBER_KEPT}
 GESTALT = {
-    "num_layers": 4,
-    "sentence_layer": 3,
+    "num_layers": 3,
+    "sentence_layer": 2,
     "memory_size": 3,
     "attention_dropout": 0.0,
     "token_dropout": 0.0,
@@ -147,8 +153,7 @@ LATENT = {
     "resample_every": 1,
     "encoder_layers": 2,
 }
-# two layers: it is scored in dozens of passes, until nothing changes
-PONDER = {"thinking_steps": 2, "eval_iterations": None, "num_layers": 2}
+PONDER = {"thinking_steps": 2, "eval_iterations": None}
 ONE_STEP = PONDER | {"thinking_steps": 1}
 REPEATED = {"thinking_steps": 2}
 HUGINN = {
@@ -165,7 +170,7 @@ HUGINN = {
 }
 KL = {"exit": "kl", "exit_threshold": 0.02}
 LATENT_DIFFERENCE = {"exit": "latent", "exit_threshold": 0.5, "state": "zero"}
-OURO = {"num_layers": 2, "thinking_steps": 2, "norms": "ouro", "gate": "joint"}
+OURO = {"thinking_steps": 2, "norms": "ouro", "gate": "joint"}
 FROZEN: dict[str, Any] = {"training_factor": 1.0, "recomputes": False}
 MOR = {"thinking_steps": 3, "capacities": (0.75, 0.5, 0.25)}
 PASSES: dict[str, Any] = {
@@ -226,22 +231,23 @@ def asked(name: str, model: type[LanguageModel], config: dict[str, Any], **field
     return Method(name, model, REASONING.wording | config, **{**ASKED, **fields})
 
 
-def on(family: str, **sizes: Any) -> dict[str, Any]:
+def on(family: str, layers: int = 2, dropout: float = 0.0) -> dict[str, Any]:
     """A backbone of another family, as the config of a model that is asked questions."""
-    return {"architecture": decoder(family, **sizes)}
+    return {"architecture": decoder(family, dropout, num_hidden_layers=layers)}
 
 
-def dropping(family: str) -> dict[str, Any]:
+def dropping(family: str, layers: int = 2) -> dict[str, Any]:
     """What makes draws of such a model's training count."""
-    return {"noise": {"architecture": decoder(family, dropout=0.1)}}
+    return {"noise": on(family, layers, dropout=0.1)}
 
 
 def thinking(name: str, family: str | None = None, **changes: Any) -> Method:
-    """A variant of Thinking States."""
+    """A variant of Thinking States: a layer below the states, and one between them and the tap."""
     config = {"chunk_size": 4, "max_thought_tokens": 5, **changes}
     if family is None:
-        return asked(name, ThinkingStatesLM, config, guesses=2.0)
-    return asked(name, ThinkingStatesLM, config | on(family), guesses=2.0, **dropping(family))
+        return asked(name, ThinkingStatesLM, config | {"num_layers": 3}, guesses=2.0)
+    config |= on(family, layers=3)
+    return asked(name, ThinkingStatesLM, config, guesses=2.0, **dropping(family, layers=3))
 
 
 def latent(name: str, *, full: bool = False, **changes: Any) -> Method:

@@ -17,6 +17,7 @@ from benchmarks.harness import options_parser
 from datamodules.check import main as check_main
 from datamodules.reasoning.align import main as align_main
 from evaluation.cli import main as evaluate_main
+from lightning_models import memory
 from studies.__main__ import main as studies_main
 from studies.tune import main as tune_main
 from training import main as train_main
@@ -105,7 +106,6 @@ RANGES = {
     "wide model": ("--model.config.dim=1099511627776", "model.config.dim (1099511627776)"),
     "model wider than memory": ("--model.config.dim=1048576", "model.config.dim (1048576)"),
     "deep model": ("--model.config.num_layers=1000000000000", "config.num_layers (1000000000000)"),
-    "deep model of thin layers": ("--model.config.num_layers=9999", "config.num_layers (9999)"),
     "window longer than memory": (
         "--data.block_size=1000000000000",
         "data.block_size (1000000000000)",
@@ -385,6 +385,20 @@ def test_fit(refused, case):
     assert expected in refused(train_main, *FIT, "--data.cache_dir=cache", argument)
 
 
+def test_fit_of_a_deep_model_of_thin_layers(refused, few_tensors):
+    """Its layers are counted one by one."""
+    argument = "--model.config.num_layers=999"
+    line = refused(train_main, *FIT, "--data.cache_dir=cache", argument)
+    assert "config.num_layers (999)" in line
+    assert "more than 1000 tensors" in line
+
+
+@pytest.fixture
+def few_tensors(monkeypatch):
+    """As if a network of more than a thousand tensors were too large."""
+    monkeypatch.setattr(memory, "MOST_TENSORS", 1000)
+
+
 @pytest.mark.parametrize("case", YAML)
 def test_fit_with_a_config(refused, place, case):
     content, expected = YAML[case]
@@ -624,9 +638,9 @@ def test_import_of_damaged_folders(refused, place, case):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("n_layer", 10**9), ("n_layer", 9999), ("n_embd", 10**9), ("vocab_size", 10**12)],
+    [("n_layer", 10**9), ("n_layer", 999), ("n_embd", 10**9), ("vocab_size", 10**12)],
 )
-def test_import_of_endless_models(refused, place, key, value):
+def test_import_of_endless_models(refused, few_tensors, place, key, value):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 257}

@@ -81,12 +81,17 @@ def trainings():
     ]
 
 
+load = cache(OmegaConf.load)
+"""The content of a file, to be read only."""
+
+
+@cache
 def settings_of(words):
-    """Values of files and options of a command, later ones above earlier ones."""
+    """Values of files and options of a command, later ones above earlier ones; to be read only."""
     content = OmegaConf.create()
     for option, value in pairwise(words):
         if option == "-c":
-            content = OmegaConf.merge(content, OmegaConf.load(ROOT / value))
+            content = OmegaConf.merge(content, load(ROOT / value))
     for option, value in zip(words, [*words[1:], "--"], strict=True):
         key = re.sub(r"^data\.(init_args\.)?", "data.init_args.", option.removeprefix("--"))
         if option.startswith("--") and not value.startswith("--") and "+" not in key:

@@ -216,12 +216,13 @@ def assert_learns(model, batch):
     assert sum(changed) > 0.5 * len(changed)
 
 
+@pytest.mark.usefixtures("little_documentation")
 @pytest.mark.parametrize("path", representatives(), ids=ids)
 def test_it_trains_two_steps_when_tiny(path, data_cache, tmp_path):
     text = path.read_text()
     model, data = classes(path)
     cache = "data.corpus.cache_dir" if "corpus:" in text else "data.cache_dir"
-    folders = [f"--trainer.default_root_dir={tmp_path}", f"--{cache}={data_cache}"]
+    folders = [f"--trainer.default_root_dir={tmp_path}", f"--{cache}={data_cache}/little"]
     sizes = {**SMALL, **OF_MODEL.get(model, {})}
     small = [*(f"--model.config.{key}={value}" for key, value in sizes.items()), *SHORT]
     small += OF_DATA[data]

@@ -62,13 +62,14 @@ SAYS = {
 """Words of what verbs print."""
 
 
+pytestmark = pytest.mark.usefixtures("little_documentation")
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, data_cache):
+def folder(tmp_path_factory):
     """A working folder with the configs and all that commands name, but for runs."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "configs").symlink_to(ROOT / "configs")
-    data_cache.mkdir(exist_ok=True)
-    (folder / "data_cache").symlink_to(data_cache)
     for name in ("books", "pages", "runs"):
         (folder / name).mkdir()
     names, rows = sorted(sys.stdlib_module_names), []

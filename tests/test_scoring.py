@@ -96,17 +96,32 @@ def kept_targets(method, batch, which):
     return kept
 
 
+@pytest.fixture(scope="module")
+def scored():
+    """A model of each method in float64, a batch, and the scores of all its targets."""
+    known = {}
+
+    def score(method):
+        if method.name not in known:
+            model, batch = method.build().eval().double(), method.batch()
+            if method.reads_windows:
+                # what is inferred depends on no target
+                batch["context"] = torch.full((2,), BLOCK // 2)
+            with torch.no_grad():
+                known[method.name] = model, batch, model.score(batch).log_prob
+        return known[method.name]
+
+    return score
+
+
 @pytest.mark.parametrize("which", ["all", "some", "one", "a row", "none"])
-def test_only_states_with_a_target_reach_the_output_layer(method, which, monkeypatch):
+def test_only_states_with_a_target_reach_the_output_layer(method, which, scored, monkeypatch):
     """Scores and greedy choices are those of all logits, in float64, and of any other targets."""
-    model, batch = method.build().eval().double(), method.batch()
-    if method.reads_windows:
-        batch["context"] = torch.full((2,), BLOCK // 2)  # what is inferred depends on no target
+    model, batch, everything = scored(method)
     kept = kept_targets(method, batch, which)
     thinned = copy.deepcopy(batch)
     thinned["targets"] = thinned["targets"].masked_fill(~kept, -100)
     with torch.no_grad():
-        everything = model.score(batch).log_prob
         layer, found = OutputLayer(monkeypatch), {}
         with recording(greedy=found.update):
             mine = model.score(thinned).log_prob

@@ -37,7 +37,8 @@ def initialise(module: nn.Module, config: DecoderConfig) -> None:
     ponder = config.init == "ponderlm"
     std = math.sqrt(2 / (5 * config.dim)) if ponder else config.init_std
     for layer in module.modules():
-        if not isinstance(layer, nn.Linear | nn.Embedding):
+        # the meta device holds no values, and torch draws them there in slow Python
+        if not isinstance(layer, nn.Linear | nn.Embedding) or layer.weight.is_meta:
             continue
         writes = isinstance(layer, OutputProjection)
         scale = 1 / math.sqrt(2 * config.residual_depth) if writes else 1.0

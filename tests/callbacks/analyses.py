@@ -160,6 +160,7 @@ CASES = [
         },
         steady={"steps/mean": 0.1},
         options={"alphas": (-1,), "convergence_rows": 1, "convergence_tokens": 8},
+        changes=BY_NAME["ponderlm"].few,
         least={
             "top_tokens": 0,
             "sweep_every_n_validations": 0,

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def build(folder, monkeypatch):
+def build(folder, little_documentation, monkeypatch):
     monkeypatch.chdir(folder)
 
     def make(case, trainer=None, **options):

@@ -273,7 +273,7 @@ def test_a_huge_text_that_cannot_be_cut_is_said_to_be_so(monkeypatch):
 
 
 def test_memory_of_a_long_text_does_not_grow_with_its_tokens():
-    """Encoding 6 MB whole takes 100 to 150 bytes for each byte of text."""
+    """Encoding 2.6 MB whole takes 100 to 150 bytes for each byte of text."""
     program = textwrap.dedent(
         """
         from datamodules.tokenizers import train_bpe
@@ -282,7 +282,7 @@ def test_memory_of_a_long_text_does_not_grow_with_its_tokens():
             lines = open("/proc/self/status").read().splitlines()
             return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("VmHWM"))
 
-        text = "The cat sat on the mat. It was the end of the day, number 1234.\\n" * 90_000
+        text = "The cat sat on the mat. It was the end of the day, number 1234.\\n" * 40_000
         tokenizer = train_bpe("bpe:280", [text[:6400]])
         tokenizer.encode_arrays([text[:500_000]])
         before = peak()
@@ -295,7 +295,7 @@ def test_memory_of_a_long_text_does_not_grow_with_its_tokens():
     command = [sys.executable, "-c", program]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     growth, tokens = map(float, output.split())
-    assert tokens > 1e6
+    assert tokens > 4e5
     assert growth < 25
 
 

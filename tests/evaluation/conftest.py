@@ -68,7 +68,7 @@ def corpus(text_file, tmp_path_factory):
     """Options of the corpus that the checkpoints are trained on."""
     return {
         "data_files": str(text_file),
-        "val_fraction": 0.2,
+        "val_fraction": 0.1,
         "block_size": 32,
         "batch_size": 4,
         "cache_dir": str(tmp_path_factory.mktemp("evaluation_cache")),

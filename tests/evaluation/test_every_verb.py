@@ -295,8 +295,8 @@ UNMARKED = [m.name for m in TAKEN["prompts"] if m.format.sizes["vocab_size"] == 
 def test_questions_with_one_answer(name, write_method, evaluates, data_cache, tmp_path):
     stories = {"train_stories": 4, "val_stories": 2, "test_stories": 2, "test_hops": [2]}
     data = Kinship(**stories, block_size=320, batch_size=2, cache_dir=str(data_cache))
-    few = {"eval_iterations": 3} if name in ("ponderlm", "ponderlm2") else {}  # not to convergence
-    path, found = write_method(name, block_size=320, **few), []
+    (method,) = (m for m in FIRST if m.name == name)
+    path, found = write_method(name, block_size=320, **method.few), []
     content = torch.load(path, weights_only=False)
     content["recipe"]["data"] = data.recipe()
     torch.save(content, path)

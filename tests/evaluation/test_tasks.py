@@ -23,7 +23,9 @@ LIKELIHOODS = {
     "mixture-of-recursions-topk": "noncausal",
 }
 THINKING = ("thoughtbubbles", "latent-thought", "ponderlm", "mixture-of-recursions-topk")
-LENGTHS = {method.name: {"block_size": 96} for method in METHODS if method.reads_windows}
+LENGTHS = {
+    method.name: {"block_size": 96, **method.few} for method in METHODS if method.reads_windows
+}
 """Long enough for the texts."""
 METRIC = '''
 """A metric that uses the package, as some of the harness' do."""

@@ -81,7 +81,7 @@ def read_alone():
 
     def answer(method):
         if method.name not in read:
-            model = method.build(block_size=BLOCK).eval().double()
+            model = method.build(block_size=BLOCK, **method.few).eval().double()
             with pytest.MonkeyPatch.context() as patch:
                 read[method.name] = answers(
                     model, tokenizer_of(model), texts_for(method), 1, False, patch
@@ -101,7 +101,7 @@ def read_alone():
 )
 def test_answers_are_those_of_whole_rows(method, batch_size, read_alone, monkeypatch):
     """In float64; steps and FLOPs are counted as if each request were read alone."""
-    model = method.build(block_size=BLOCK).eval().double()
+    model = method.build(block_size=BLOCK, **method.few).eval().double()
     assert model.shares_prefixes == (method.name in SHARING)
     alone = read_alone(method)
     texts = texts_for(method)
@@ -119,7 +119,7 @@ def test_answers_are_those_of_whole_rows(method, batch_size, read_alone, monkeyp
     ids=lambda method: method.name,
 )
 def test_what_texts_begin_with_is_read_and_scored_once(method):
-    model, context = method.build(block_size=BLOCK).eval(), "Ab c. De"
+    model, context = method.build(block_size=BLOCK, **method.few).eval(), "Ab c. De"
     lm = harness_model(model, tokenizer_of(model), batch_size=4)
     texts, seen, scored = [" fgh", " fgi", " fjk", " lmn"], [], []
     own = model.score
@@ -200,7 +200,7 @@ def test_whole_sentences_of_a_context_are_embedded_once():
 def test_inner_steps_compute_logits_of_known_tokens_only(batch_size, monkeypatch):
     """A context of n tokens has n - 1 targets; in a batch it is inferred from once."""
     method = next(method for method in CASES if method.name == "latent-thought")
-    model, rows = method.build(block_size=BLOCK).eval(), []
+    model, rows = method.build(block_size=BLOCK, **method.few).eval(), []
     own = reading.linear_cross_entropy_each
 
     def each(h, *arguments):

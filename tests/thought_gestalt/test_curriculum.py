@@ -9,7 +9,7 @@ from tests.methods import METHODS
 from tests.quiet import quiet_trainer
 
 EPOCHS = 3
-LENGTHS = {"max_sentences": 2, "curriculum_step": 2, "curriculum_epochs": 1, "batch_size": 24}
+LENGTHS = {"max_sentences": 2, "curriculum_step": 2, "curriculum_epochs": 1, "batch_size": 48}
 
 
 class Seen(L.Callback):
