@@ -216,8 +216,8 @@ def test_controls_are_refused_where_there_are_no_latents(fails, reasoners, name)
 def test_controls_are_refused_where_a_model_is_told_not_to_think(fails, reasoners):
     words = ("--replace_latents", "zero", "--set.think", "false")
     line = fails("reason", "--ckpt", reasoners["ts"], *words)
-    said = "feeds no latents back with think false; leave it out of --ckpt, or leave out --set.think"
-    assert line.endswith(said)
+    cure = "leave it out of --ckpt, or leave out --set.think"
+    assert line.endswith(f"feeds no latents back with think false; {cure}")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from evaluation.reason.controls import latents_of, replacement, replacing
 from lightning_models.layers import recording
 from lightning_models.runtime import seeded_generator
 from lightning_models.thinking_states.baselines.latents import step_texts
+from lightning_models.thinking_states.baselines.text import NOTHING
+from tests.methods import decoder
 from tests.reference import chain, coconut, codi
 from tests.thinking_states import questions
 from tests.thinking_states.literal import (
@@ -220,6 +222,44 @@ def test_scores_come_after_replaced_latents(control, passes):
         latents = codi.latents_of(weights, shape, prompts[idx], 3, LATENT, passes, replaced)
         read = codi.student(weights, shape, row.query, latents, PREFIX, row.answer, (START, END))
         torch.testing.assert_close(scores[idx, : len(row.answer)], read.log_probs, **LOSS)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("coconut", {"first_stage": 1, "uniform_prob": 0.6, "max_latent_stage": 2}),
+        ("codi", {}),
+        ("codi", {"passes": 2, "num_latents": 4}),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_gpt2_reads_padded_rows_with_latents_as_transformers_reads_each_alone(name, changes):
+    """Learned positions count neither padding nor passes, and latents count as tokens."""
+    from transformers import GPT2LMHeadModel
+
+    model = build(name, architecture=decoder("gpt2", vocab_size=V, hidden_size=16), **changes)
+    alone = GPT2LMHeadModel(model.network.backbone.shape).double().eval()
+    alone.transformer.load_state_dict(model.network.backbone.model.state_dict())
+    assert torch.equal(alone.lm_head.weight, model.network.output_matrix)
+    text = model.layout.training(asked(epochs=0.0)[1])
+    logits = model.states(text).last @ model.network.output_matrix.T
+    real = text.kinds != NOTHING
+    assert not real[:, 0].all(), "on the left"
+    assert not real[:, -1].all(), "and on the right"
+
+    def read(x):
+        places = torch.arange(len(x))[None]
+        return alone(inputs_embeds=x[None], position_ids=places, output_hidden_states=True)
+
+    weights, passes = model.network.state_dict(), changes.get("passes")
+    for row, ids in enumerate(tokens[own] for tokens, own in zip(text.tokens, real, strict=True)):
+        x, latents = alone.transformer.wte(ids), (ids == LATENT).nonzero()[:, 0].tolist()
+        for turn in latents if passes is None else [latents] * passes:
+            turn = [turn] if passes is None else turn
+            states = read(x[: max(turn) + 1]).hidden_states[-1][0]  # after the final norm
+            x[turn] = torch.stack([codi.project(weights, states[place - 1]) for place in turn])
+        torch.testing.assert_close(logits[row][real[row]], read(x).logits[0], atol=1e-10, rtol=0)
 
 
 # ---- degenerate cases

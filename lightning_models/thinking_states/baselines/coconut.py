@@ -96,8 +96,8 @@ class CoconutLayout(LatentLayout, ShortenedChain):
         return self.c_thought
 
     def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
-        # NOTE(paper): from the last stage with a chain on, the last group says all further steps, as
-        # in SIM-CoT's code; where a step is missing that says the answer, and latents here nothing.
+        # NOTE(paper): from the last stage with a chain on, the last group says all further steps,
+        # as in SIM-CoT's code; where a step is missing, that code says the answer, and this nothing
         stages = self.stages.of_rows(batch, stage)
         steps = torch.where(
             stages < self.stages.last, self.stages.removed(batch, stages), num_steps(batch)
