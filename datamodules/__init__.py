@@ -65,12 +65,12 @@ if TYPE_CHECKING:
     from datamodules.pile import Pile as Pile
     from datamodules.readers import read_prompts as read_prompts
     from datamodules.reasoning import Example as Example
+    from datamodules.reasoning import FixedTokens as FixedTokens
     from datamodules.reasoning import Kinship as Kinship
     from datamodules.reasoning import ReasoningDataModule as ReasoningDataModule
     from datamodules.reasoning import ReasoningGSM8K as ReasoningGSM8K
     from datamodules.reasoning import StateTracking as StateTracking
     from datamodules.reasoning import TwoHop as TwoHop
-    from datamodules.reasoning import Wording as Wording
     from datamodules.sentences import Sentences as Sentences
     from datamodules.sentences import SentenceTokenizer as SentenceTokenizer
     from datamodules.sentences import SentenceWindows as SentenceWindows
@@ -99,7 +99,7 @@ _NAMES = {
     "datamodules.pile": "Pile",
     "datamodules.readers": "read_prompts",
     "datamodules.reasoning": "Example Kinship ReasoningDataModule ReasoningGSM8K "
-    "StateTracking TwoHop Wording",
+    "StateTracking TwoHop FixedTokens",
     "datamodules.sentences": "SentenceTokenizer SentenceWindows Sentences",
     "datamodules.store": "Counts Store StoreError",
     "datamodules.synthetic": "SyntheticText",

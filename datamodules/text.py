@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import LanguageDataModule, none_of, outside
+from datamodules.base import LanguageDataModule, choice_problems, range_problems
 from datamodules.corpus import REMOVE_REPEATS
 from datamodules.order import EpochOrder, draws, epoch_order
 from datamodules.sources import (
@@ -483,9 +483,9 @@ class TextDataModule(LanguageDataModule):
         super().__init__(**kwargs)
 
     def _problems(self) -> list[str]:
-        problems = [*outside(1, block_size=self.block_size), *super()._problems()]
-        problems += none_of(("packed", "random"), train_windows=self.train_windows)
-        problems += none_of(("all", "lexical"), report=self.report)
+        problems = [*range_problems(1, block_size=self.block_size), *super()._problems()]
+        problems += choice_problems(("packed", "random"), train_windows=self.train_windows)
+        problems += choice_problems(("all", "lexical"), report=self.report)
         if self.eval_stride is not None and not 1 <= self.eval_stride <= max(1, self.block_size):
             problems.append(
                 f"eval_stride={self.eval_stride} must be between 1 and block_size={self.block_size}"

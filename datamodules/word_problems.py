@@ -128,7 +128,7 @@ def fetch_problems(
         ValueError: A row is not a problem.
     """
     pattern, published = PUBLISHED[dataset][split]
-    files = HubFiles(dataset, pattern, revision=revision, corpus="GSM8K", place=split, cure=cure)
+    files = HubFiles(dataset, pattern, revision=revision, corpus="GSM8K", label=split, cure=cure)
     commit = files.pin()["commit"]
     rows = chain.from_iterable(map(read_table, files))
     places = (f"{dataset} ({split}), row {number}" for number in count(1))

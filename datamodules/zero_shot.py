@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from datamodules import detokenizers
-from datamodules.base import none_of, refuse
+from datamodules.base import choice_problems, raise_problems
 from datamodules.detokenizers import Detokenizer
 from datamodules.files import expand, format_of
 from datamodules.hub import CONVERSION, HubFiles, check_revision
@@ -168,7 +168,7 @@ class ZeroShotText(TextDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        refuse(none_of(tuple(ZERO_SHOT_SETS), set_name=set_name))
+        raise_problems(choice_problems(tuple(ZERO_SHOT_SETS), set_name=set_name))
         self._set_name, self._set = set_name, ZERO_SHOT_SETS[set_name]
         self._name = f"{type(self).__name__} ({set_name})"
         self._data_files = data_files
@@ -202,7 +202,7 @@ class ZeroShotText(TextDataModule):
             self._set.files,
             revision=self._revision,
             corpus=self._name,
-            place=self._set.files,
+            label=self._set.files,
             cure=f"Give your copy, with --files.{self._set_name} to evaluate.py zero_shot or "
             f"data.data_files elsewhere ({self._set.local_format})",
         )

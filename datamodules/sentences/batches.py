@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import LanguageDataModule, outside
+from datamodules.base import LanguageDataModule, range_problems
 from datamodules.order import permutation
 from datamodules.sentences.corpus import SentenceCorpus, SentenceIndex
 from datamodules.sentences.streams import (
@@ -27,7 +27,7 @@ from datamodules.sentences.streams import (
     Streams,
     cut_documents,
     distribute,
-    number_of_batches,
+    num_batches_for,
     parts_of_step,
     runs,
     share_step,
@@ -120,13 +120,13 @@ def written_batch(
         eos_id: Ends it.
     """
     most = max(map(len, rows))
-    longest = max(len(words) for row in rows for words in row)
+    longest = max(len(sentence) for row in rows for sentence in row)
     tokens = torch.zeros(len(rows), most, longest + 2, dtype=torch.int64)
     lengths = torch.zeros(len(rows), most, dtype=torch.int64)
     for r, row in enumerate(rows):
-        for s, words in enumerate(row):
-            lengths[r, s] = len(words) + 2
-            tokens[r, s, : len(words) + 2] = torch.tensor([bos_id, *words, eos_id])
+        for s, sentence in enumerate(row):
+            lengths[r, s] = len(sentence) + 2
+            tokens[r, s, : len(sentence) + 2] = torch.tensor([bos_id, *sentence, eos_id])
     is_last = torch.zeros_like(lengths, dtype=torch.bool)
     return grid_batch(tokens, lengths, is_last, torch.tensor(sequence_id), is_open=True)
 
@@ -199,7 +199,7 @@ class StreamSource:
         self._epochs: dict[int, Batches] = {}
         self._shared: dict[int, tuple[Streams, np.ndarray]] = {}
         streams = self._cut(curriculum.at(0))
-        self._number = number_of_batches(
+        self._num_batches = num_batches_for(
             int(streams.lexical.sum()), len(streams), self._bounds, self._dealt_to
         )
         self._epoch(0)  # a split that is too small is refused at once
@@ -210,7 +210,7 @@ class StreamSource:
 
     def __len__(self) -> int:
         """Returns the batches of each rank per epoch, the same in all epochs."""
-        return self._number // self._dealt_to * self._accumulate
+        return self._num_batches // self._dealt_to * self._accumulate
 
     def _cut(self, max_sentences: int) -> Streams:
         if max_sentences not in self._streams:
@@ -225,7 +225,7 @@ class StreamSource:
             batches = distribute(
                 self._cut(self._curriculum.at(epoch)),
                 self._index,
-                number=self._number,
+                num_batches=self._num_batches,
                 bounds=self._bounds,
                 seed=self._seed,
                 epoch=epoch,
@@ -253,7 +253,7 @@ class StreamSource:
 
     def _dealt(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns first sentences, and their numbers, of a step's streams, before sharing."""
-        epoch, batch = divmod(step, self._number)
+        epoch, batch = divmod(step, self._num_batches)
         return self._epoch(epoch).streams(batch, batch + 1)
 
     def _share(self, step: int) -> tuple[Streams, np.ndarray]:
@@ -371,9 +371,9 @@ class SentencePromptSource(DealtPrompts):
         self._sentences = [tokenizer.measured_sentences(prompt) for prompt in prompts]
 
     def _built(self, numbers: list[int]) -> Batch:
-        chosen = [self._sentences[number] for number in numbers]
+        chosen = [self._sentences[index] for index in numbers]
         markers = {"bos_id": self._tokenizer.bos_id, "eos_id": self._tokenizer.eos_id}
-        ids = [[words.tolist() for words, _ in sentences] for sentences in chosen]
+        ids = [[sentence.tolist() for sentence, _ in sentences] for sentences in chosen]
         batch = written_batch(ids, numbers, **markers)
         sizes = np.zeros(batch["tokens"].shape, dtype=np.int64)
         for row, sentences in zip(sizes, chosen, strict=True):
@@ -440,9 +440,9 @@ class Sentences(SentenceCorpus, LanguageDataModule):
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
-        problems += outside(1, max_sentences=self.max_sentences)
-        problems += outside(0, curriculum_step=self.curriculum_step)
-        problems += outside(1, curriculum_epochs=self.curriculum_epochs)
+        problems += range_problems(1, max_sentences=self.max_sentences)
+        problems += range_problems(0, curriculum_step=self.curriculum_step)
+        problems += range_problems(1, curriculum_epochs=self.curriculum_epochs)
         if self.curriculum_limit is not None and self.curriculum_limit < self.max_sentences:
             problems.append(
                 f"curriculum_limit={self.curriculum_limit} must be at least max_sentences="

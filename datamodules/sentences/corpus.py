@@ -95,17 +95,17 @@ def sentence_ends(stream: TokenStream, eos_id: int) -> np.ndarray:
     A large index that cannot be written (a read-only or full disk) is kept in memory, with a
     warning.
     """
-    found: np.ndarray | None = None
+    ends: np.ndarray | None = None
     if len(stream) >= SHARED_FROM:
         path = stream.split_file(_NAME)
-        found = shared(
+        ends = shared(
             path,
             stream.split_file(f"{_NAME}.lock"),
             opened=lambda: _opened(path, stream, eos_id),
-            write=lambda file: file.writelines(ends.data for ends in _scan(stream, eos_id)),
+            write=lambda file: file.writelines(part.data for part in _scan(stream, eos_id)),
             held="where the sentences are, 8 bytes each",
         )
-    return np.concatenate([_NONE, *_scan(stream, eos_id)]) if found is None else found
+    return np.concatenate([_NONE, *_scan(stream, eos_id)]) if ends is None else ends
 
 
 def _scan(stream: TokenStream, eos_id: int) -> Iterator[np.ndarray]:
@@ -242,9 +242,9 @@ class SentenceCorpus(TextCorpus):
     @cached_property
     def fingerprint(self) -> str:
         """Name of the marked store: inner fingerprint, splitter, longest sentence."""
-        kind = self.splitter.name.partition(":")[0]
+        method = self.splitter.name.partition(":")[0]
         name = self.corpus.fingerprint.rpartition("-")[0]
-        return fingerprint(self._description(), f"{name}-{kind}_sentences")
+        return fingerprint(self._description(), f"{name}-{method}_sentences")
 
     def source(self) -> dict[str, Any]:
         return {

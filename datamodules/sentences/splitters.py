@@ -37,7 +37,7 @@ class Splitter(ABC):
     gains_from_processes: ClassVar[bool] = True
 
     @abstractmethod
-    def found(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+    def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
         """Yields, for each text, character offsets at which a sentence may end, ascending."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Splitter(ABC):
 
         The last one is the text's length; none is only white space, unless the whole text is.
         """
-        return [tidy(text, ends) for text, ends in zip(texts, self.found(texts), strict=True)]
+        return [tidy(text, ends) for text, ends in zip(texts, self.boundaries(texts), strict=True)]
 
 
 def tidy(text: str, ends: Sequence[int]) -> np.ndarray:
@@ -106,7 +106,7 @@ class RuleSplitter(Splitter):
         """Returns name and language."""
         return {"name": self.name, "language": self.language}
 
-    def found(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+    def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
         """Yields where the rules see the end of a sentence."""
         for text in texts:
             ends: list[int] = []
@@ -178,12 +178,12 @@ def parse_splitter(name: str, language: str = "en") -> Splitter | SpanSplitter:
     Raises:
         ValueError: Not a splitter; the message lists them.
     """
-    kind, colon, rest = name.partition(":")
+    method, colon, rest = name.partition(":")
     if name == "rules":
         return RuleSplitter(language)
-    if kind == "sat" and (rest or not colon):
+    if method == "sat" and (rest or not colon):
         return SatSplitter(rest or DEFAULT_SAT)
-    if kind == "spans" and rest.isdecimal() and int(rest) > 0:
+    if method == "spans" and rest.isdecimal() and int(rest) > 0:
         return SpanSplitter(int(rest))
     raise ValueError(f"splitter={name!r} is not known. Possible are {KNOWN}.")
 
@@ -272,7 +272,7 @@ class SatSplitter(Splitter):
             "needs no weights, 'spans:25' cuts every 25 tokens."
         )
 
-    def found(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+    def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
         """Yields where the model sees the end of a sentence, and line ends."""
         self.load()
         split = self._sat.split(list(texts), threshold=self.threshold)

@@ -17,7 +17,7 @@ always ends well:
   no place only if each batch has C streams, or more than W - m words. Streams are only cut to
   fill a batch to more than W - m, so at most P / C batches are of the first kind, and at most
   total / (W - m + 1) of the second: it cannot happen with more batches than the sum of both.
-- With fewer, `number_of_batches` gives enough for `deal_evenly`.
+- With fewer, `num_batches_for` gives enough for `deal_evenly`.
 
 Neither way is enough alone: rounds may leave a sentence over, and dealing evenly has no buckets. In
 batches of 8 streams of three novels and poems, 36 % of the slots are padding dealt in rounds, and
@@ -184,7 +184,7 @@ class Batches:
         return self.first[part], self.sentences[part]
 
 
-def number_of_batches(total: int, streams: int, bounds: Bounds, world_size: int) -> int:
+def num_batches_for(total: int, streams: int, bounds: Bounds, world_size: int) -> int:
     """Returns the batches of every epoch, over all ranks.
 
     Args:
@@ -193,15 +193,15 @@ def number_of_batches(total: int, streams: int, bounds: Bounds, world_size: int)
         bounds: Bounds of a batch.
         world_size: Ranks, each of which takes equally many batches.
     """
-    words, most, longest = bounds.lexical, bounds.streams, bounds.sentence
-    number = max(_ceil(SLACK * total / words), _ceil(SLACK * streams / most)) + 1
+    budget, most, longest = bounds.lexical, bounds.streams, bounds.sentence
+    num_batches = max(_ceil(SLACK * total / budget), _ceil(SLACK * streams / most)) + 1
     # Enough to place every sentence, by the argument above, or by that of `even_batches`, or
     # because every stream has a batch of its own.
-    enough = min(streams // most + total // (words - longest + 1) + 1, streams)
-    if most > 1 and words > longest:
-        even = max(_ceil(total / (words - longest)), _ceil(streams / (most - 1)))
+    enough = min(streams // most + total // (budget - longest + 1) + 1, streams)
+    if most > 1 and budget > longest:
+        even = max(_ceil(total / (budget - longest)), _ceil(streams / (most - 1)))
         enough = min(enough, even)
-    return _ceil(max(number, enough) / world_size) * world_size
+    return _ceil(max(num_batches, enough) / world_size) * world_size
 
 
 def _ceil(value: float) -> int:
@@ -212,7 +212,7 @@ def distribute(
     streams: Streams,
     index: SentenceIndex,
     *,
-    number: int,
+    num_batches: int,
     bounds: Bounds,
     seed: int,
     epoch: int,
@@ -223,7 +223,7 @@ def distribute(
     Args:
         streams: All streams of the epoch.
         index: Sentences of the split.
-        number: Batches over all ranks, from `number_of_batches`.
+        num_batches: Batches over all ranks, from `num_batches_for`.
         bounds: Bounds of a batch.
         seed: Non-negative.
         epoch: Number of the epoch.
@@ -232,30 +232,30 @@ def distribute(
     Raises:
         ValueError: There are fewer sentences than batches.
     """
-    streams = at_least(streams, index, number)
+    streams = split_until(streams, index, num_batches)
     shuffled = streams[_bucket_order(streams.sentences, seed, epoch)]
-    dealt = deal(shuffled, index, number, bounds)
+    dealt = deal(shuffled, index, num_batches, bounds)
     if dealt is None:
-        dealt = deal_evenly(shuffled, index, number=number)
-        assert _within(*dealt, number, bounds), "number_of_batches gave too few"
-    return _ordered(*dealt, number, seed, epoch, world_size)
+        dealt = deal_evenly(shuffled, index, num_batches=num_batches)
+        assert _within(*dealt, num_batches, bounds), "num_batches_for gave too few"
+    return _ordered(*dealt, num_batches, seed, epoch, world_size)
 
 
-def at_least(streams: Streams, index: SentenceIndex, number: int) -> Streams:
+def split_until(streams: Streams, index: SentenceIndex, num_batches: int) -> Streams:
     """Returns the streams, the longest of them halved until there are that many.
 
     Raises:
         ValueError: There are fewer sentences.
     """
-    if int(streams.sentences.sum()) < number:
+    if int(streams.sentences.sum()) < num_batches:
         raise ValueError(
-            f"batch_tokens, batch_size: an epoch has {number} batches (over all devices), each of "
-            f"which needs a sentence, but the train split has only {int(streams.sentences.sum())}. "
-            "Raise them, or use more text or fewer devices."
+            f"batch_tokens, batch_size: an epoch has {num_batches} batches (over all devices), "
+            "each of which needs a sentence, but the train split has only "
+            f"{int(streams.sentences.sum())}. Raise them, or use more text or fewer devices."
         )
-    while len(streams) < number:
+    while len(streams) < num_batches:
         order = np.argsort(-streams.sentences, kind="stable")
-        longest = streams[order[: number - len(streams)]]
+        longest = streams[order[: num_batches - len(streams)]]
         longest = longest[longest.sentences > 1]
         middle = longest.first + longest.sentences // 2
         parts = [runs(index, longest.first, middle)]
@@ -275,29 +275,29 @@ def _bucket_order(sentences: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(keys, kind="stable")
 
 
-def _within(streams: Streams, batch: np.ndarray, number: int, bounds: Bounds) -> bool:
+def _within(streams: Streams, batch: np.ndarray, num_batches: int, bounds: Bounds) -> bool:
     """Returns whether no batch is empty or breaks a bound."""
-    words = np.bincount(batch, streams.lexical, number).max()
-    counts = np.bincount(batch, minlength=number)
-    return bool(words <= bounds.lexical and counts.max() <= bounds.streams and counts.all())
+    lexical = np.bincount(batch, streams.lexical, num_batches).max()
+    counts = np.bincount(batch, minlength=num_batches)
+    return bool(lexical <= bounds.lexical and counts.max() <= bounds.streams and counts.all())
 
 
 def _ordered(
-    streams: Streams, batch: np.ndarray, number: int, seed: int, epoch: int, world_size: int
+    streams: Streams, batch: np.ndarray, num_batches: int, seed: int, epoch: int, world_size: int
 ) -> Batches:
     """Returns the batches in the order in which they are trained on.
 
     Neighbours by length, one a rank, make a step; the steps are shuffled.
     """
-    length = np.zeros(number, dtype=np.int64)
+    length = np.zeros(num_batches, dtype=np.int64)
     np.maximum.at(length, batch, streams.sentences)
     philox = np.random.Philox(key=[seed, _BATCHES], counter=[0, 0, 0, epoch])
-    steps = np.argsort(philox.random_raw(number // world_size), kind="stable")
+    steps = np.argsort(philox.random_raw(num_batches // world_size), kind="stable")
     by_length = np.argsort(length, kind="stable").reshape(-1, world_size)
-    place = np.empty(number, dtype=np.int64)
-    place[by_length[steps].ravel()] = np.arange(number)
-    order = np.argsort(place[batch], kind="stable")
-    counts = np.bincount(place[batch], minlength=number)
+    position = np.empty(num_batches, dtype=np.int64)
+    position[by_length[steps].ravel()] = np.arange(num_batches)
+    order = np.argsort(position[batch], kind="stable")
+    counts = np.bincount(position[batch], minlength=num_batches)
     return Batches(
         first=streams.first[order],
         sentences=streams.sentences[order],
@@ -309,7 +309,7 @@ def _ordered(
 
 
 def deal(
-    streams: Streams, index: SentenceIndex, number: int, bounds: Bounds
+    streams: Streams, index: SentenceIndex, num_batches: int, bounds: Bounds
 ) -> tuple[Streams, np.ndarray] | None:
     """Returns the streams, some of them cut, and the batch of each; None: a sentence fits nowhere.
 
@@ -320,10 +320,10 @@ def deal(
     Args:
         streams: The longest first; at least one a batch.
         index: Sentences of the split.
-        number: Number of batches.
+        num_batches: Number of batches.
         bounds: Bounds of a batch.
     """
-    room, slots = np.full(number, bounds.lexical), np.full(number, bounds.streams)
+    room, slots = np.full(num_batches, bounds.lexical), np.full(num_batches, bounds.streams)
     placed: list[Streams] = []
     batches: list[np.ndarray] = []
     waiting, begin = streams[:0], 0
@@ -406,22 +406,22 @@ def share_step(
         return streams, np.zeros(len(streams), dtype=np.int64)
     room, slots = np.full(count, bounds.lexical), np.full(count, bounds.streams)
     pool = sorted(
-        _piece(index, first, first + length)
+        _span(index, first, first + length)
         for first, length in zip(streams.first.tolist(), streams.sentences.tolist(), strict=True)
     )
-    taken: list[Piece] = []
+    taken: list[Span] = []
     parts: list[int] = []
     while pool:
-        words, first, stop = pool.pop()
+        lexical, first, stop = pool.pop()
         part = int(np.where(slots > 0, room, -1).argmax())
-        if words > room[part]:
+        if lexical > room[part]:
             cut = int(longest_prefix(index, np.array([first]), np.array([stop]), room[part])[0])
             assert first < cut < stop, "parts_of_step gave too few"
-            insort(pool, _piece(index, cut, stop))
-            words, first, stop = _piece(index, first, cut)
-        taken.append((words, first, stop))
+            insort(pool, _span(index, cut, stop))
+            lexical, first, stop = _span(index, first, cut)
+        taken.append((lexical, first, stop))
         parts.append(part)
-        room[part] -= words
+        room[part] -= lexical
         slots[part] -= 1
     starts, stops = (np.array([piece[i] for piece in taken], dtype=np.int64) for i in (1, 2))
     longest = np.zeros(count, dtype=np.int64)
@@ -434,11 +434,11 @@ def share_step(
 # ---- dealing evenly
 
 
-Piece = tuple[int, int, int]  # words, first sentence, the sentence after the last one
+Span = tuple[int, int, int]  # words, first sentence, the sentence after the last one
 
 
 def deal_evenly(
-    streams: Streams, index: SentenceIndex, *, number: int
+    streams: Streams, index: SentenceIndex, *, num_batches: int
 ) -> tuple[Streams, np.ndarray]:
     """Returns streams, some of them cut, and the batch of each.
 
@@ -452,9 +452,9 @@ def deal_evenly(
     sentence.
 
     Args:
-        streams: Streams, at least `number`.
+        streams: Streams, at least `num_batches`.
         index: Sentences of the split.
-        number: Number of batches.
+        num_batches: Number of batches.
     """
     pool = sorted(
         zip(
@@ -464,13 +464,13 @@ def deal_evenly(
             strict=True,
         )
     )
-    words, sentences = int(streams.lexical.sum()), int(streams.sentences.sum())
-    taken: list[Piece] = []
+    lexical, sentences = int(streams.lexical.sum()), int(streams.sentences.sum())
+    taken: list[Span] = []
     batch: list[int] = []
-    for b in range(number):
-        left = number - b
-        pieces = _take(pool, index, words / left, left, sentences)
-        words -= sum(piece[0] for piece in pieces)
+    for b in range(num_batches):
+        left = num_batches - b
+        pieces = _take(pool, index, lexical / left, left, sentences)
+        lexical -= sum(piece[0] for piece in pieces)
         sentences -= sum(piece[2] - piece[1] for piece in pieces)
         taken += pieces
         batch += [b] * len(pieces)
@@ -479,14 +479,14 @@ def deal_evenly(
 
 
 def _take(
-    pool: list[Piece], index: SentenceIndex, share: float, left: int, sentences: int
-) -> list[Piece]:
+    pool: list[Span], index: SentenceIndex, share: float, left: int, sentences: int
+) -> list[Span]:
     """Returns a batch of about `share` words, taken out of the sorted pool."""
     if left == 1:
         pieces, pool[:] = list(pool), []
         return pieces
     count = len(pool) // left
-    longest = _longest(pool, count, share)
+    longest = _num_longest(pool, count, share)
     short = pool[: count - longest]
     long = pool[len(pool) - longest :]
     del pool[len(pool) - longest :], pool[: count - longest]
@@ -497,30 +497,30 @@ def _take(
     if missing > 0 and pool and spare > 0:
         _, first, stop = pool.pop()
         cut = min(_reach(index, first, stop, missing), first + spare)
-        pieces.append(_piece(index, first, cut))
+        pieces.append(_span(index, first, cut))
         if cut < stop:
-            insort(pool, _piece(index, cut, stop))
+            insort(pool, _span(index, cut, stop))
     return pieces
 
 
-def _longest(pool: list[Piece], count: int, share: float) -> int:
+def _num_longest(pool: list[Span], count: int, share: float) -> int:
     """Returns how many of `count` streams can be the longest, the others being the shortest."""
-    words = [piece[0] for piece in pool[:count]]
+    lexical = [piece[0] for piece in pool[:count]]
     heavy = [piece[0] for piece in pool[len(pool) - count :]][::-1]
-    total = sum(words)
+    total = sum(lexical)
     for x in range(count):
-        total += heavy[x] - words[count - 1 - x]
+        total += heavy[x] - lexical[count - 1 - x]
         if total > share:
             return x
     return count
 
 
-def _reach(index: SentenceIndex, first: int, stop: int, words: float) -> int:
+def _reach(index: SentenceIndex, first: int, stop: int, lexical: float) -> int:
     """Returns where the shortest prefix ends that has that many words, `stop` if there is none."""
-    below = int(np.ceil(words)) - 1
+    below = int(np.ceil(lexical)) - 1
     prefix = longest_prefix(index, np.array([first]), np.array([stop]), below)
     return min(int(prefix[0]) + 1, stop)
 
 
-def _piece(index: SentenceIndex, first: int, stop: int) -> Piece:
+def _span(index: SentenceIndex, first: int, stop: int) -> Span:
     return int(index.lexical(np.array([first]), np.array([stop]))[0]), first, stop

@@ -135,7 +135,7 @@ class SentenceTokenizer(Tokenizer):
 
     def prompt_sentences(self, text: str) -> list[list[int]]:
         """Returns the words of each sentence of a prompt; of no text one sentence without any."""
-        return [words.tolist() for words, _ in self.measured_sentences(text)]
+        return [sentence.tolist() for sentence, _ in self.measured_sentences(text)]
 
     def measured_sentences(self, text: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns `prompt_sentences`, each with the UTF-8 bytes that its words cover."""
@@ -154,7 +154,7 @@ class SentenceTokenizer(Tokenizer):
         else:
             whole = context + text
             ends = self._cut([whole], [(ids, sizes)], self.splitter.ends([whole]))[0][2]
-        return [words.tolist() for words in np.split(ids, ends[:-1])], len(parts[0][0])
+        return [sentence.tolist() for sentence in np.split(ids, ends[:-1])], len(parts[0][0])
 
     def _marked(
         self, ids: np.ndarray, sizes: np.ndarray, ends: np.ndarray

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from datamodules.reasoning import Example, Wording
+from datamodules.reasoning import Example, FixedTokens
 from datamodules.reasoning.preparation import (
     ARRAYS,
     KEPT,
@@ -209,7 +209,7 @@ def prepare(folder, examples):
         description=lambda: {"source": "test"},
         examples=examples,
         make_tokenizer=BytesTokenizer,
-        wording=lambda tokenizer: Wording((0,), (0,)),
+        wording=lambda tokenizer: FixedTokens((0,), (0,)),
     )
 
 

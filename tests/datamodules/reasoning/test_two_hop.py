@@ -149,7 +149,7 @@ def test_chains_of_both_formats(tmp_path):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"e1.value": None}, "the columns are those of neither format"),
+        ({"e1.value": None}, "the columns match neither format"),
         ({"e3.value": ""}, "line 2: the column 'e3.value' is empty"),
     ],
 )
