@@ -380,7 +380,7 @@ class LanguageDataModule(TextCorpus):
         )
 
     def _ranks(self) -> Ranks:
-        """Returns the arguments ``rank`` and ``world_size`` of sources; 0 and 1 without a trainer."""
+        """Returns the arguments ``rank`` and ``world_size``, 0 and 1 without a trainer."""
         trainer = self.trainer
         if trainer is None:
             return {"rank": 0, "world_size": 1}

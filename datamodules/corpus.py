@@ -195,7 +195,7 @@ class TextCorpus(L.LightningDataModule, ABC):
     def fingerprint(self) -> str:
         """Name of the text store: corpus, tokenizer, and a hash of all that affects the tokens."""
         corpus = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
-        tokenizer = "json" if self._spec.kind == "file" else re.sub(r"\W+", "_", self._spec.name)
+        tokenizer = "json" if self._spec.family == "file" else re.sub(r"\W+", "_", self._spec.name)
         return fingerprint(self._description(), f"{corpus}-{tokenizer}")
 
     def _description(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class TextCorpus(L.LightningDataModule, ABC):
             ValueError: If it cannot be loaded, or its vocabulary size differs from the one in its
                 name.
         """
-        if self._spec.kind in ("bytes", "tiktoken"):
+        if self._spec.family in ("bytes", "tiktoken"):
             return load_tokenizer(self._spec.name)
         stored = self._stored_tokenizer() if self.store_dir.exists() else None
         if stored is not None:
@@ -222,7 +222,7 @@ class TextCorpus(L.LightningDataModule, ABC):
                 return check_vocab_size(stored, self._spec)
             except ValueError as error:
                 raise damaged(self.store_dir, f"tokenizer.json: {error}") from error
-        if self._spec.kind == "bpe":
+        if self._spec.family == "bpe":
             raise StoreError(
                 f"tokenizer={self._spec.name!r} is trained when the data are prepared: run "
                 "prepare_data() first."
@@ -321,7 +321,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         return notes
 
     def _make_tokenizer(self) -> Tokenizer:
-        if self._spec.kind == "bpe":
+        if self._spec.family == "bpe":
             return train_bpe(self._spec.name, self.tokenizer_text())
         tokenizer = load_tokenizer(self._spec.name)
         if isinstance(tokenizer, JsonTokenizer):

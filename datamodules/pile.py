@@ -120,7 +120,7 @@ class Pile(HubCorpus):
                 "copy='uncopyrighted' is read from the hub, and data_files are read instead of it. "
                 "Set data.copy to deduplicated, its default, or data.data_files to null."
             )
-        if self._is_tokens and self._spec.kind in ("bytes", "tiktoken", "bpe"):
+        if self._is_tokens and self._spec.family in ("bytes", "tiktoken", "bpe"):
             raise ValueError(
                 f"tokenizer={tokenizer!r}: copy='tokenized' holds tokens of another tokenizer. Set "
                 "data.tokenizer to EleutherAI/gpt-neox-20b, or to a tokenizer.json."
