@@ -1,4 +1,4 @@
-"""Synthetic texts that require one mechanism, at positions known by construction."""
+"""Synthetic texts on which one mechanism must work: where it is needed is known by construction."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
 VERSION = 1
-"""Incremented with any change of the text; part of the data's identity."""
+"""Raised with any change that gives other text; part of the data's identity."""
 
 PEOPLE = (*NAMES["male"][:16], *NAMES["female"][:16])
 THINGS = ("ball", "book", "coin", "drum", "key", "lamp", "ring", "rope")
@@ -18,12 +18,12 @@ STATED, ASKED, FILLER = "{} has the {}.", "{} gives the {}.", "It rains."
 
 
 def recall(length: int, levels: int, draws: Draws) -> str:
-    """Returns a text of ``length`` sentences that states facts and queries each at most once.
+    """Returns a text of ``length`` sentences that states facts, and asks for each once at most.
 
-    "Anna has the coin." states a fact about one of the `THINGS`, drawn uniformly, that is needed
-    again only at "Anna gives the coin.", any number of sentences later. One query in four is about
-    the latest fact, the others about any fact not queried yet, so that distances vary. A fifth of
-    the sentences is filler. There are no levels.
+    "Anna has the coin." states that of the `THINGS`, drawn evenly, Anna has the coin; nothing else
+    says so before "Anna gives the coin.", any number of sentences later. A question in four is
+    about the latest fact, the others about any of those not asked for yet, so that distances are
+    short and long. A fifth of the sentences is filler. There are no levels.
     """
     people, sentences = draws.shuffled(PEOPLE), list[str]()
     open_facts: list[tuple[str, str]] = []
@@ -31,8 +31,8 @@ def recall(length: int, levels: int, draws: Draws) -> str:
         if draws.chance(0.2) or not (people or open_facts):
             sentences.append(FILLER)
         elif open_facts and (not people or draws.chance(0.5)):
-            position = -1 if draws.chance(0.25) else draws.below(len(open_facts))
-            sentences.append(ASKED.format(*open_facts.pop(position)))
+            place = -1 if draws.chance(0.25) else draws.below(len(open_facts))
+            sentences.append(ASKED.format(*open_facts.pop(place)))
         else:
             open_facts.append((people.pop(), draws.pick(THINGS)))
             sentences.append(STATED.format(*open_facts[-1]))
@@ -40,53 +40,53 @@ def recall(length: int, levels: int, draws: Draws) -> str:
 
 
 def hops(length: int, levels: int, draws: Draws) -> str:
-    """Returns a map of eight letters, then ``length`` questions of 1 to ``levels`` hops.
+    """Returns a text of a map of eight letters and ``length`` questions of 1 to ``levels`` hops.
 
-    "Map ac ce ea ..." maps a to c and c to e, in one cycle of all letters; the pairs are in random
-    order. The question "axx" has the answer "e": two hops from a. Each word is one token of a
-    byte-level BPE, so all hops must happen within a single token, the question.
+    "Map ac ce ea ..." says that a is followed by c, and c by e, in one cycle of all letters, in
+    random order. The question "axx" has the answer "e": two hops from a. Each word is one token of
+    a byte-level BPE, so that all hops happen within one token, the question's.
     """
     cycle = draws.shuffled(LETTERS)
     follows = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-    tokens = ["Map", *draws.shuffled([letter + follows[letter] for letter in LETTERS])]
+    words = ["Map", *draws.shuffled([letter + follows[letter] for letter in LETTERS])]
     for _ in range(length):
         start, count = draws.below(len(cycle)), draws.between(1, levels)
-        tokens += [cycle[start] + HOP * count, cycle[(start + count) % len(cycle)]]
-    return " ".join(tokens)
+        words += [cycle[start] + HOP * count, cycle[(start + count) % len(cycle)]]
+    return " ".join(words)
 
 
 Task = Literal["recall", "hops"]
 TASKS: dict[Task, Callable[[int, int, Draws], str]] = {"recall": recall, "hops": hops}
-"""Generators of a text from its length and the highest level of its questions."""
+"""Writer of a text by its length and the highest level of its questions."""
 
 
 class SyntheticText(TextDataModule):
-    """Generated documents with known hard tokens, one task per mechanism.
+    """Generated documents whose hard tokens are known, one task per mechanism.
 
     ======  ==========================================================================
     task    text
     ======  ==========================================================================
-    recall facts that are queried many sentences later (memory), see `recall` hops questions with a
-    known number of look-ups (depth), see `hops` ======
-    ==========================================================================
+    recall  facts stated once and asked for many sentences later (memory), see `recall`
+    hops    questions that take a known number of look-ups (depth), see `hops`
+    ======  ==========================================================================
 
-    `val_fraction` and `test_fraction` have no effect, because the splits have explicit sizes.
-    Nothing is downloaded.
+    The splits have sizes of their own: `val_fraction` and `test_fraction` have no effect. Nothing
+    is downloaded.
 
     Args:
-        task: Task of the texts, 'recall' or 'hops'.
-        length: Number of sentences, or questions, in a training text.
-        held_out_length: Number of them in the other texts. Defaults to `length`.
+        task: What the texts are about.
+        length: Sentences, or questions, of a training text.
+        held_out_length: The same of the other texts. By default as in training.
         levels: Highest level of a question, up to 7 hops.
-        train_documents: Number of training texts.
-        val_documents: Number of validation texts; 0 omits the split.
-        test_documents: Number of test texts; 0 omits the split.
+        train_documents: Training texts.
+        val_documents: Validation texts; 0: no such split.
+        test_documents: Test texts; 0: no such split.
         document_seed: Seed of the texts, non-negative; text i of a split is a pure function of
-            (task, document_seed, split, i), the length and the levels.
+            (task, document_seed, split, i), of the length and the levels.
         **kwargs: See `TextDataModule`.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: An argument is out of its range.
     """
 
     not_in_source = TextDataModule.not_in_source | {"val_fraction", "test_fraction"}
@@ -121,7 +121,7 @@ class SyntheticText(TextDataModule):
 
     def source(self) -> dict[str, Any]:
         source = {**super().source(), "generator": VERSION}
-        if self._task == "recall":  # without levels; its texts keep their identity
+        if self._task == "recall":  # has no levels: its texts keep their identity
             del source["levels"]
         return source
 

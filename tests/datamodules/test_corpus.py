@@ -81,7 +81,7 @@ def test_the_warning_follows_the_options(books, told, warned, options, share):
     LocalText(**books, **options).prepare_data()
     assert len(warned) == (share is not None)
     if share is not None:
-        assert f"are {share} of the tokens" in warned[0]
+        assert f"{share} of the tokens are held out" in warned[0]
         assert ("data.separator" in warned[0]) == ("separator" not in options)
         assert "data.val_files" in warned[0]
 

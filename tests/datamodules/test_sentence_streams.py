@@ -302,7 +302,7 @@ def test_the_order_is_the_same_everywhere(make_index):
 def test_the_batches_are_those_of_one_device_whatever_the_number_of_ranks(text):
     """As long as the number of batches is the same, only their order differs."""
     streams, bounds, number = setting(text, 300, 20, 4)
-    options = {"number": number, "bounds": bounds, "seed": 0, "epoch": 0}
+    options = {"num_batches": number, "bounds": bounds, "seed": 0, "epoch": 0}
     alone = distribute(streams, text, **options, world_size=1)
     shared = distribute(streams, text, **options, world_size=4)
     assert sorted(map(sorted, dealt(alone))) == sorted(map(sorted, dealt(shared)))

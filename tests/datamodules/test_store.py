@@ -84,7 +84,7 @@ def test_truncated_store_is_named_with_its_cure(tmp_path, name):
     path = folder / name
     path.write_bytes(path.read_bytes()[:-1])
     for opening in (lambda: Store(folder), lambda: write(folder)):
-        with pytest.raises(StoreError, match=f"{name} has .* bytes where .*Delete the folder"):
+        with pytest.raises(StoreError, match=f"{name} has .* bytes, but .*Delete the folder"):
             opening()
     path.unlink()
     with pytest.raises(StoreError, match=f"{name} has 0 bytes"):

@@ -283,7 +283,7 @@ def test_a_failing_server_ends_the_run_and_keeps_what_it_said(endpoint, server, 
     output = tmp_path / "aligned.jsonl"
     broken = (500, b"out of order", {})
     server.answer = lambda problem, before: good(problem) if before < 2 else broken
-    with pytest.raises(EndpointError, match=r"HTTP 500: out of order.*goes on where"):
+    with pytest.raises(EndpointError, match=r"HTTP 500: out of order.*continues where"):
         place_steps(PROBLEMS, endpoint(retries=2).complete, output, concurrency=1)
     assert len(rows(output)) == 2
     assert not dropped_path(output).exists()
