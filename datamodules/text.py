@@ -190,19 +190,21 @@ class PackedWindows(WindowOrder):
         """Returns the stream positions of rows that start at `starts` in an epoch's order."""
         order = self._order(epoch)
         stops = starts + self.block_size + 1
-        # Lists the documents of each row, row by row, and the end of each document in its row.
+        # One entry per (row, document) pair, row by row: K entries in all for B rows.
         firsts = np.searchsorted(order.ends, starts, side="right")
         counts = np.searchsorted(order.ends, stops - 1, side="right") - firsts + 1
         row = np.repeat(np.arange(len(starts)), counts)
         begins = np.cumsum(counts) - counts
-        index = np.arange(len(row)) - begins[row] + firsts[row]
+        index = np.arange(len(row)) - begins[row] + firsts[row]  # (K,) document in the order
         ends = order.ends[index]
+        # Each document fills the positions since..until of its row, in the order's coordinates.
         until = np.minimum(ends, stops[row])
         since = np.concatenate([[0], until[:-1]])
         since[begins] = starts
+        # Offset from the order's coordinates to the stored stream, constant per document.
         shifts = np.repeat(self._stream.ends(order.numbers[index]) - ends, until - since)
         positions = starts[:, None] + np.arange(self.block_size + 1)
-        shifted = positions + shifts.reshape(positions.shape)
+        shifted = positions + shifts.reshape(positions.shape)  # (B, T+1)
         return np.where(positions < 0, -1, shifted)
 
     def _order(self, epoch: int) -> EpochOrder:

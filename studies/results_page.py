@@ -277,7 +277,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
 ## Evaluations
 
 Seeds {seeds}: means, in brackets the smallest and the largest value. bpb: bits per byte, lower is \
-better. Wall time is that of the whole training process, start-up and validations included. \
+better. Wall time covers the whole training process, with start-up and validations. \
 [Every run]({files.name}/{EVERY_RUN}).
 
 {summary}

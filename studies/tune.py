@@ -421,7 +421,7 @@ def write_results(study: Study, searches: Sequence[RunSearch], folder: Path, bas
 
 {study.title}: up to {study.length} per trial, {search.metric} on the split \
 `{validation_split(study)}`, which the study's report does not score; the learning rate's schedule \
-is that of a whole trial; successive halving over {search.rungs} rungs by {search.reduction}.
+spans a whole trial; successive halving over {search.rungs} rungs by {search.reduction}.
 
 {short.to_markdown(index=False, floatfmt=".5g")}
 """

@@ -260,7 +260,7 @@ def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator
     training, validation = count_flops(run, total, scored or 0.0)
     text = f"FLOPs: {quantity(training)} of training ({quantity(training / total)} a token)"
     if scored is None:
-        text += ", those of validation are known once its text is prepared"
+        text += ", validation's FLOPs are known once its text is prepared"
     else:
         text += f", {validation / (training + validation):.1%} of all FLOPs are validation's"
     yield text

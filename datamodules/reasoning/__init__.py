@@ -6,7 +6,7 @@ read the same rows and build their inputs from them.
 
 Shared by all tasks:
 
-| file | what it holds |
+| file | content |
 |---|---|
 | `module` | `ReasoningDataModule`: a task implements `examples(split)`; splits in files |
 | `examples` | `Example`: query with markers, steps, answer; tokens and positions of steps |
@@ -15,7 +15,7 @@ Shared by all tasks:
 
 Tasks, and placement of their steps:
 
-| file | what it holds |
+| file | content |
 |---|---|
 | `state_tracking` | `StateTracking`: Parity and Vars, generated |
 | `kinship` | `Kinship`: stories about relatives, generated; windows, without steps |

@@ -170,7 +170,7 @@ def _steps(
     order = np.arange(max(1, counts.max()))
     there = order < counts[:, None]  # (B, R)
     starts, lengths, places = (np.zeros(there.shape, dtype=np.int64) for _ in range(3))
-    row, step = np.nonzero(there)
+    row, step = np.nonzero(there)  # (S,) each, in row-major order as `there` selects
     starts[there], lengths[there], places[there] = examples.steps(numbers[row], step)
     return {
         "steps": torch.from_numpy(_padded(examples, starts, lengths, eos_id)),

@@ -261,6 +261,7 @@ class Examples:
             return 0
         _, lengths, _ = self.steps(examples, order)
         chunks = self._before_end(examples) // chunk_size
+        # Nonzero at the first step of each (example, chunk), where a thought starts.
         new = np.diff(examples, prepend=-1) | np.diff(chunks, prepend=chunks[0])
         return int(np.add.reduceat(lengths + 1, np.flatnonzero(new)).max()) - 1
 

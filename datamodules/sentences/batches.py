@@ -60,10 +60,10 @@ def grid_batch(
             the sentence may continue.
     """
     slots, used = torch.arange(tokens.shape[-1]), lengths[..., None]
-    mask = slots < used
+    mask = slots < used  # (B, S, U)
     following = torch.full_like(tokens, IGNORE)
     following[..., :-1] = tokens[..., 1:]
-    predicted = slots < used - 1
+    predicted = slots < used - 1  # the last slot is EOS, which predicts nothing
     if is_open:
         row, last = torch.arange(len(lengths)), (lengths > 0).sum(1) - 1
         predicted[row, last] &= slots < used[row, last] - 2
@@ -97,10 +97,10 @@ def stored_batch(
     """
     stop = first + sentences
     places = np.arange(sentences.max())
-    numbers = np.minimum(first[:, None] + places, stop[:, None] - 1)
+    numbers = np.minimum(first[:, None] + places, stop[:, None] - 1)  # (B, S), clipped padding
     starts = index.starts(numbers)
     lengths = np.where(places < sentences[:, None], index.ends[numbers] - starts, 0)
-    positions = starts[..., None] + np.arange(lengths.max())
+    positions = starts[..., None] + np.arange(lengths.max())  # (B, S, U)
     positions = np.minimum(positions, len(index.stream) - 1)
     tokens = index.stream.gather(positions)
     is_last = (places == sentences[:, None] - 1) & index.ends_document(stop)[:, None]
