@@ -367,8 +367,8 @@ class TwoHop(ReasoningDataModule):
     *Full knowledge* (one_hop: true): training has every fact as a one-hop question, including the
     facts of test questions, and the two-hop questions that are not held out. No two-hop question is
     in two splits. *Parametric knowledge* (known_file, one_hop: false): the facts come from the real
-    world, and only questions whose two facts the base model knows are kept; docs/thinking_states.md
-    has a recipe to find them.
+    world, and only questions whose two facts the base model knows are kept;
+    docs/papers/known_facts.py finds them.
 
     Without files the world is generated (`Knowledge`): two-hop questions cover all pairs of
     composable facts, in a seeded order. Files have one of the published formats (see above).
@@ -476,7 +476,7 @@ class TwoHop(ReasoningDataModule):
         if self._known_file is not None and not self._known_file.is_file():
             raise ValueError(
                 f"known_file={str(self._known_file)!r}: there is no such file. Write one with "
-                "the recipe in docs/thinking_states.md, or set data.known_file to null."
+                "docs/papers/known_facts.py, or set data.known_file to null."
             )
         if self._known_file is not None and self._is_generated:
             raise ValueError(
@@ -593,7 +593,7 @@ class TwoHop(ReasoningDataModule):
     def _facts(self) -> Iterator[Hop]:
         """Yields the facts of the world, or of the questions of all splits, each question once.
 
-        The first of several facts with the same question counts, as in docs/thinking_states.md.
+        The first of several facts with the same question counts, as in docs/papers/known_facts.py.
         """
         if self._is_generated:
             yield from self._knowledge.facts.values()
@@ -628,7 +628,7 @@ def _plain(name: str) -> str:
 
 
 def read_known(path: Path) -> dict[str, bool]:
-    """Returns whether each fact is known, by its question (see docs/thinking_states.md).
+    """Returns whether each fact is known, by its question (see docs/papers/known_facts.py).
 
     Args:
         path: jsonl of objects with a text ``question`` and a boolean ``known``.

@@ -404,13 +404,13 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         global_batch_tokens: Maximum lexical tokens of an optimiser step over all devices, in as few
             micro-batches as are guaranteed to fit. With null a step has a batch of `batch_tokens`
             for each device and each of trainer.accumulate_grad_batches.
-        global_batch: Maximum streams of such a step; by default one per max_sentence_tokens.
         max_sentences: Maximum sentences of a stream in the first epochs (S).
         curriculum_step: Increment of S; 0 keeps S constant.
         curriculum_epochs: Number of epochs between increments. These are passes over the data,
             which are the trainer's epochs unless limit_train_batches shortens them.
         curriculum_limit: Largest S; null sets no limit.
-        **kwargs: See `SentenceCorpus` and `LanguageDataModule`; eval_batch_size counts documents.
+        **kwargs: See `SentenceCorpus` and `LanguageDataModule`; eval_batch_size counts documents,
+            global_batch streams of a step (by default one per max_sentence_tokens).
 
     Raises:
         ValueError: If arguments are out of range; the message lists all of them.
