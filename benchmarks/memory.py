@@ -5,8 +5,8 @@
 
 A config's model is widened so that its weights take at least 200 MB. The measurement is the growth
 of the peak resident set over two float32 steps in a fresh process on the CPU, with weights and
-batch already in memory and after a step of a small model of the class. The prediction is ``train.py
-plan``'s trace of such a step, minus weights and batch.
+batch already in memory and after a step of a small model of the class. The prediction is
+``train.py plan``'s trace of such a step, minus weights and batch.
 """
 
 import argparse

@@ -229,9 +229,7 @@ def _cause(error: Exception) -> tuple[str, str]:
             "ask for access on its page there and log in (hf auth login, or HF_TOKEN)",
         )
     missing = isinstance(error, errors.EntryNotFoundError | FileNotFoundError)
-    if missing and not isinstance(
-        error, errors.LocalEntryNotFoundError
-    ):  # the latter means no network
+    if missing and not isinstance(error, errors.LocalEntryNotFoundError):  # means no network
         return (
             "has another layout on the Hugging Face hub than this version expects",
             "set data.revision to an older commit",

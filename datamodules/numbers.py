@@ -22,9 +22,7 @@ from fractions import Fraction
 
 _MINUS_SIGNS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 _CHARACTERS = str.maketrans({**dict.fromkeys(_MINUS_SIGNS, "-"), "\u066b": ".", "\u066c": ","})
-_LATEX_SIGNS = re.compile(
-    r"\{(,)\}|\\([$%])|\\[,!;:()\[\]]"
-)  # the first two groups keep their sign
+_LATEX_SIGNS = re.compile(r"\{(,)\}|\\([$%])|\\[,!;:()\[\]]")  # groups keep their sign
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")
 _SMALL_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{([^{}]*)\}")

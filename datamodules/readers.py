@@ -217,9 +217,7 @@ def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterat
     text, start, at_end = "", 0, False  # the current document begins at text[start]
     while not at_end:
         kept = max(0, start - _LOOK_BACK)
-        more = read(
-            max(CHUNK, len(text) - kept)
-        )  # doubling keeps the scan of a long document linear
+        more = read(max(CHUNK, len(text) - kept))  # doubling keeps the scan linear
         text, start, at_end = text[kept:] + more, start - kept, not more
         for match in separator.finditer(text, start):
             if not at_end and match.end() > len(text) - _LOOK_AHEAD:

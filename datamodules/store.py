@@ -7,10 +7,10 @@ A store is a folder::
                                on differences from the papers' text, counts, list of shards,
                                checksums: the CRC-32 of each MiB of the other files
         tokenizer.json         only for tokenizers that are files
-        special_tokens.json only if names alone do not give its BOS and EOS train-00000.tokens
-        uint16 or uint32, every document followed by EOS train-00000.ends int64, end of each
-        document in this shard (after its EOS) train-00000.sizes only for tokenizers whose ids have
-        no fixed number of bytes:
+        special_tokens.json    only if names alone do not give its BOS and EOS
+        train-00000.tokens     uint16 or uint32, every document followed by EOS
+        train-00000.ends       int64, end of each document in this shard (after its EOS)
+        train-00000.sizes      only for tokenizers whose ids have no fixed number of bytes:
                                uint32, the UTF-8 bytes of text that each token covers
         val-00000.tokens ...
         train-order-0-3        only for many documents: their order for seed 0 in epoch 3, made on

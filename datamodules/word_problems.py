@@ -1,8 +1,8 @@
 """GSM8K: word problems of grade-school mathematics with worked answers (arXiv 2110.14168).
 
-An answer is a solution in words, one step per line, with calculator annotations at its results (``2
-* 3 = <<2*3=6>>6``); its last line is ``#### 6``. There are 7,473 problems for training and 1,319
-for the test, on the hub as openai/gsm8k, or in local copies of train.jsonl and test.jsonl.
+An answer is a solution in words, one step per line, with calculator annotations at its results
+(``2 * 3 = <<2*3=6>>6``); its last line is ``#### 6``. There are 7,473 problems for training and
+1,319 for the test, on the hub as openai/gsm8k, or in local copies of train.jsonl and test.jsonl.
 
 GSM8K-Aug has 385,620 problems for training, written by GPT-4 after GSM8K's, 500 for
 validation and GSM8K's test (arXiv 2311.01460), on the hub as whynlp/gsm8k-aug, whose steps are

@@ -172,9 +172,8 @@ def _read_config(source: str) -> str:
 
 
 def _note(given: EarlyArguments, key: str, value: Any) -> None:
-    if key in CLASS_KEYS and not isinstance(
-        value, Mapping | DictConfig
-    ):  # the two forms replace each other
+    if key in CLASS_KEYS and not isinstance(value, Mapping | DictConfig):
+        # The last of the two forms counts.
         section, _, rest = key.partition(".")
         given.values.pop(section if rest else f"{section}.class_path", None)
     if value in (None, "null") or (value == "" and key != "ckpt_path"):

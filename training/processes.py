@@ -185,9 +185,7 @@ def end_with_launcher(patience: float = PATIENCE) -> None:
         patience: Seconds to end by itself.
     """
     launcher = os.environ.pop(LAUNCHER, None)  # not inherited by programs that this process starts
-    if (
-        launcher is not None and int(launcher) != os.getpid()
-    ):  # equal if this process launches a second run
+    if launcher is not None and int(launcher) != os.getpid():  # equal in the launcher itself
         watch: Any = threading.Thread(
             target=_await_end, args=(int(launcher), patience), name="launcher", daemon=True
         )

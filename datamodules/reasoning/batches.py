@@ -113,9 +113,7 @@ class ReasoningSource(RowSource):
             start_id=self._start_id,
         )
         if self._epoch_batches is not None:
-            first = (
-                n - n % self._accumulate
-            )  # all micro-batches of a step are in the same curriculum stage
+            first = n - n % self._accumulate  # a step has one stage of a curriculum
             batch["epochs"] = first / self._epoch_batches
         return batch
 

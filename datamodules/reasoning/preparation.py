@@ -4,9 +4,10 @@ It is a text store (see `datamodules.store`) whose documents are the texts of th
 followed by EOS: query, steps, answer, and then the next example. Each split's shard comes with
 arrays of int64::
 
-    train.firsts index of each example's first text, and the number of texts; (N + 1,) train.groups
-    (N,) train.places index of each step's query token, with the first EOS as 0; (S,) train.shifts
-    offset from the token before its marker (see `examples.align`); (S,)
+    train.firsts    index of each example's first text, and the number of texts; (N + 1,)
+    train.groups    (N,)
+    train.places    index of each step's query token, with the first EOS as 0; (S,)
+    train.shifts    offset from the token before its marker (see `examples.align`); (S,)
 
 meta.json also has, for each split, the number of examples, the length of the longest row, and a
 report: counts of examples read, kept, and left out by reason.

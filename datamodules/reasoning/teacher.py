@@ -200,9 +200,7 @@ class EndpointConfig:
                 f"the environment variable {self.key_variable} is not set: put the key of the "
                 "endpoint there, or set key_variable to null for one that needs none"
             )
-        if not (
-            key.isascii() and key.isprintable()
-        ):  # an error about the header would quote the key
+        if not (key.isascii() and key.isprintable()):  # a header error would quote the key
             raise ValueError(f"{self.key_variable} holds more than a key; set it again")
         address = urllib.parse.urlsplit(self.url)
         if address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1", "::1"):

@@ -1,7 +1,7 @@
 """Batches of streams of sentences, for models that step from sentence to sentence.
 
-Tensors are (B, S, U): streams, sentences, slots. A sentence fills its slots from 0 on with ``BOS
-w.. EOS``, or ``BOS w.. EOD EOS`` at the end of a document.
+Tensors are (B, S, U): streams, sentences, slots. A sentence fills its slots from 0 on with
+``BOS w.. EOS``, or ``BOS w.. EOD EOS`` at the end of a document.
 
 | source | rows | use |
 |---|---|---|

@@ -170,8 +170,8 @@ class Batches:
     Attributes:
         first: First sentence of each stream, int64.
         sentences: Number of sentences of each stream, int64.
-        offsets: Start of each batch in the streams, and the end of the last; int64. Batch ``step *
-            world_size + rank`` belongs to a rank at a step.
+        offsets: Start of each batch in the streams, and the end of the last; int64. Batch
+            ``step * world_size + rank`` belongs to a rank at a step.
     """
 
     first: np.ndarray
