@@ -1,1 +1,1 @@
-"""Speed and memory, always as ratios against a named rival measured in the same run."""
+"""Benchmarks of speed and memory, as ratios to a named baseline measured in the same run."""

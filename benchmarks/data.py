@@ -1,13 +1,13 @@
-"""Preparing and loading text: memory, speed against the tokenizer alone, tokens per second.
+"""Preparation and loading of text: memory, speed relative to the tokenizer, tokens per second.
 
     python -m benchmarks.data
     python -m benchmarks.data --megabytes 100 --tokenizers bytes bpe:1024 gpt2
 
-Preparation: a jsonl file to a finished store, against the tokenizer's batch call on the same texts
-in memory, in turn. Memory: peak of the resident set of a fresh process that prepares the file, and
-of one that prepares it as one document. Loading: batches out of the training loader, in one
-process. The text is Python's documentation over and over, each copy with other numbers in it.
-Imports and the first step of the demo: ``time python train.py fit --help``.
+Preparation is the time from a jsonl file to a finished store, relative to the tokenizer's batch
+call on the same texts in memory, in alternation. Memory is the peak resident set of a fresh process
+that prepares the file, also as a single document. Loading is the rate of the training loader in one
+process. The text is Python's documentation, repeated with different numbers in each copy. For
+imports and the first step of the demo: ``time python train.py fit --help``.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from datamodules import LocalText, PythonDocs
 from datamodules.tokenizers import load_tokenizer, train_bpe
 
 MEGABYTE = 10**6
-KINDS = ("packed", "random")
+WINDOWS = ("packed", "random")
 
 
 def documents(megabytes: float) -> Iterator[str]:
-    """Yields about so much text, as documents of Python's documentation."""
+    """Yields about `megabytes` of text, from Python's documentation."""
     topics = list(PythonDocs(val_fraction=0.0, test_fraction=0.0).documents("train"))
     left = megabytes * MEGABYTE
     for copy in itertools.count():
@@ -42,7 +42,7 @@ def documents(megabytes: float) -> Iterator[str]:
 
 
 def corpus(file: str | Path, cache: str | Path, tokenizer: str, **options: Any) -> LocalText:
-    """Returns a corpus of that file without held-out documents."""
+    """Returns a corpus of a file without held-out documents."""
     return LocalText(
         data_files=str(file),
         cache_dir=str(cache),
@@ -54,17 +54,17 @@ def corpus(file: str | Path, cache: str | Path, tokenizer: str, **options: Any) 
 
 
 def prepare(file: str | Path, tokenizer: str) -> None:
-    """Prepares a file in a folder that is thrown away."""
+    """Prepares a file in a temporary folder."""
     with tempfile.TemporaryDirectory() as cache:
         corpus(file, cache, tokenizer).prepare_data()
 
 
-def loading_speed(file: Path, tokenizer: str, kind: Any, rounds: int) -> float:
-    """Returns the tokens per second that the training loader yields, a median."""
+def loading_speed(file: Path, tokenizer: str, windows: Any, rounds: int) -> float:
+    """Returns the median tokens per second of the training loader."""
     sizes = {"block_size": 1024, "batch_size": 16}
     speeds = []
     with tempfile.TemporaryDirectory() as cache:
-        data = corpus(file, cache, tokenizer, train_windows=kind, **sizes)
+        data = corpus(file, cache, tokenizer, train_windows=windows, **sizes)
         data.prepare_data()
         data.setup()
         for _ in range(rounds):
@@ -77,7 +77,7 @@ def loading_speed(file: Path, tokenizer: str, kind: Any, rounds: int) -> float:
 
 
 def build_step(options: Options) -> Step:
-    """Returns the preparation of ``options.file``, whose memory is measured."""
+    """Returns the preparation of ``options.file``, for the measurement of memory."""
     return lambda: prepare(options.file, options.tokenizer)
 
 
@@ -112,13 +112,13 @@ def rows(options: Options) -> Rows:
                 "tokenizer alone MB/s": size / time_ratio.theirs,
                 "speed ratio": 1 / time_ratio.ratio,
             }
-            for kind, file in (("documents", lines), ("one document", single)):
+            for layout, file in (("documents", lines), ("one document", single)):
                 settings = {"file": str(file), "tokenizer": tokenizer, "device": "cpu"}
                 peak = harness.in_a_process("benchmarks.data", settings)
-                row[f"memory MB, {kind}"] = peak / MEGABYTE
-            for kind in KINDS:
-                speed = loading_speed(lines, tokenizer, kind, options.rounds)
-                row[f"{kind} M tokens/s"] = speed / MEGABYTE
+                row[f"memory MB, {layout}"] = peak / MEGABYTE
+            for windows in WINDOWS:
+                speed = loading_speed(lines, tokenizer, windows, options.rounds)
+                row[f"{windows} M tokens/s"] = speed / MEGABYTE
             yield row
 
 

@@ -1,4 +1,4 @@
-"""Harness of all benchmarks: rivals timed in turn, memory in fresh processes, tables.
+"""Harness of all benchmarks: alternating timings, memory in fresh processes, tables.
 
 A benchmark is a module with ``rows(options)``, which yields dicts of column names and values.
 ``run`` parses the command line and prints each row as Markdown as soon as it is measured.
@@ -31,7 +31,7 @@ Step = Callable[[], Any]
 
 
 class TimeRatio(NamedTuple):
-    """Median seconds of two rivals, and the median of the ratio ours / theirs over the rounds."""
+    """Median seconds of two contenders, and the median of the ratio ours / theirs over rounds."""
 
     ours: float
     theirs: float
@@ -39,29 +39,29 @@ class TimeRatio(NamedTuple):
 
 
 def compare(ours: Step, theirs: Step, rounds: int) -> TimeRatio:
-    """Runs both in turn ``rounds`` times, after one uncounted run each."""
+    """Times both in alternation for ``rounds`` rounds, after one uncounted run each."""
     mine, others = in_turn((ours, theirs), rounds)
     ratios = (a / b for a, b in zip(mine, others, strict=True))
     return TimeRatio(statistics.median(mine), statistics.median(others), statistics.median(ratios))
 
 
 def in_turn(runs: Sequence[Step], rounds: int, *, cpu_time: bool = False) -> list[list[float]]:
-    """Returns the seconds of each run in every round, one run after the other in a round.
+    """Returns the seconds of each run in every round.
 
-    Other work on the machine then meets all of them alike. One more round comes first and is not
-    counted.
+    Runs alternate within a round, so that other load on the machine affects all of them alike. A
+    first round is not counted.
 
     Args:
-        runs: Called without arguments.
+        runs: Functions to time.
         rounds: Number of counted rounds.
-        cpu_time: Count processor time, which other processes do not stretch.
+        cpu_time: Whether to measure processor time, which other processes do not affect.
     """
     times = [[seconds(run, cpu_time=cpu_time) for run in runs] for _ in range(rounds + 1)]
     return [list(counted) for counted in zip(*times[1:], strict=True)]
 
 
 def seconds(run: Step, *, cpu_time: bool = False) -> float:
-    """Returns the wall time of one call, the device's queue included, or its processor time."""
+    """Returns the wall time of one call, including the device's queue, or its processor time."""
     clock = time.process_time if cpu_time else benchmark.timer
     threads = torch.get_num_threads()
     timer = benchmark.Timer("run()", timer=clock, globals={"run": run}, num_threads=threads)
@@ -72,10 +72,10 @@ def seconds(run: Step, *, cpu_time: bool = False) -> float:
 
 
 def extra_peak(step: Step, device: str) -> float:
-    """Returns the bytes that ``step`` needs beyond those that are held before it.
+    """Returns the peak bytes of ``step`` above the memory in use before it.
 
-    On a GPU as the allocator counts; on a CPU the resident set, read from Linux' /proc, over two
-    steps, as the first one makes the optimiser's moments.
+    On a GPU, the allocator counts them; on a CPU, it is the resident set in Linux' /proc over two
+    steps, because the first one creates the optimiser's moments.
     """
     if device == "cuda":
         step()
@@ -85,7 +85,7 @@ def extra_peak(step: Step, device: str) -> float:
         return torch.cuda.max_memory_allocated() - before
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's peak
     before = status_bytes("VmRSS")
     step()
     step()
@@ -100,7 +100,7 @@ def status_bytes(key: str) -> float:
 
 
 def in_a_process(module: str, settings: Mapping[str, Any]) -> float:
-    """Returns the bytes that ``python -m module --memory SETTINGS`` prints last."""
+    """Returns the last output of ``python -m module --memory SETTINGS``, in bytes."""
     command = [sys.executable, "-m", module, "--memory", json.dumps(settings, default=str)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
@@ -110,11 +110,11 @@ def in_a_process(module: str, settings: Mapping[str, Any]) -> float:
 
 
 def training_step(module: nn.Module, loss: Callable[[], Tensor], *, bf16: bool) -> Step:
-    """Returns a function that does forward, backward and fused AdamW, and returns the loss.
+    """Returns a function for forward, backward and fused AdamW that returns the loss.
 
     Args:
-        module: Trained module.
-        loss: Computes the loss of one and the same batch.
+        module: Module to train.
+        loss: Computes the loss of a fixed batch.
         bf16: Whether ``loss`` runs under autocast.
     """
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
@@ -142,7 +142,7 @@ def options_parser(doc: str | None, *, rounds: int = 5) -> argparse.ArgumentPars
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--bf16", action="store_true", help="under autocast")
+    parser.add_argument("--bf16", action="store_true", help="Run under autocast.")
     parser.add_argument("--memory", default=None, help=argparse.SUPPRESS)
     return parser
 
@@ -160,7 +160,7 @@ def run(
         parser: See ``options_parser``.
         rows: Yields the rows; a ValueError ends the program with code 2.
         build_step: Returns the step whose memory a fresh process measures.
-        others: Whether arguments that the parser does not know go to ``options.others``.
+        others: Whether to collect unknown arguments in ``options.others``.
     """
     options, rest = parser.parse_known_args() if others else (parser.parse_args(), [])
     choose_kernels()
@@ -172,9 +172,9 @@ def run(
     if others:
         options.others = rest
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    place = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    words = " ".join(sys.argv[1:])
-    print(f"\n`python -m benchmarks.{Path(sys.argv[0]).stem} {words}`, {place}:\n")
+    machine = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    arguments = " ".join(sys.argv[1:])
+    print(f"\n`python -m benchmarks.{Path(sys.argv[0]).stem} {arguments}`, {machine}:\n")
     try:
         for idx, row in enumerate(rows(options)):
             if not idx:

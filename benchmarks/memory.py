@@ -3,10 +3,10 @@
     python -m benchmarks.memory
     python -m benchmarks.memory --config configs/ponderlm/tiny.yaml --rows_of_batch 4
 
-A config's model is widened until its weights take 200 MB or more. Measured: two steps in float32 in
-a fresh process on the CPU, the peak of the resident set above that before them (weights and batch
-are there already), after a step of a small model of the class. Predicted: ``train.py plan``'s trace
-of such a step, less weights and batch.
+A config's model is widened so that its weights take at least 200 MB. The measurement is the growth
+of the peak resident set over two float32 steps in a fresh process on the CPU, with weights and
+batch already in memory and after a step of a small model of the class. The prediction is
+``train.py plan``'s trace of such a step, minus weights and batch.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def outline(config: str, sizes: dict[str, int]) -> LanguageModel:
 
 
 def build_step(options: Options) -> Step:
-    """Returns a training step on this CPU, after a small model has warmed the process up."""
+    """Returns a training step on the CPU, after a small model has warmed up the process."""
     for sizes in (WARM, SIZES):
         model = outline(options.config, sizes)
         torch.manual_seed(0)
@@ -80,7 +80,7 @@ def build_step(options: Options) -> Step:
 
 def rows(options: Options) -> Rows:
     """Yields predicted and measured MB of each config's step, beyond weights and batch."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed memory goes back to the system at once
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # returns freed memory to the system at once
     for config in options.config:
         model = outline(config, SIZES)
         batch = make_batch(model, options.rows_of_batch, SLOTS[model.reads])

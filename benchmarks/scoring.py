@@ -1,15 +1,15 @@
-"""Log-likelihoods of multiple-choice tasks against lm-eval's ``hf``, in seconds.
+"""Time of multiple-choice log-likelihoods, relative to lm-eval's ``hf``.
 
     OMP_NUM_THREADS=1 python -m benchmarks.scoring
     OMP_NUM_THREADS=1 python -m benchmarks.scoring --layers 6 --dim 256 --heads 4
     OMP_NUM_THREADS=1 python -m benchmarks.scoring --layers 6 --dim 256 --heads 4 \
         --model LatentThoughtLM --config inner_steps=16
 
-Both sides have the same GPT-2 weights, tokenizer, requests and batch size. Requests are random
-words in sentences of ten tokens. Mean numbers of tokens are counted by GPT-2's tokenizer on the
-published validation sets (HellaSwag: 1,000 examples), as the harness asks them; ``long`` has
-contexts of 200. "Whole rows" is our side when it reads each context once for every
-continuation. ``--model`` times a method with random weights against its own whole rows instead.
+Both contenders have the same GPT-2 weights, tokenizer, requests and batch size. Requests are random
+words in sentences of ten tokens. The mean numbers of tokens were counted by GPT-2's tokenizer in
+the harness' requests on the published validation sets (HellaSwag: 1,000 examples); ``long`` has
+contexts of 200. "Whole rows" is our model when it reads each context once per continuation.
+``--model`` instead times a method with random weights against its whole rows.
 """
 
 import itertools
@@ -31,10 +31,10 @@ from lightning_models import LanguageModel, TransformerLM
 
 
 class Shape(NamedTuple):
-    """Mean numbers of tokens, and choices of a question.
+    """Mean numbers of tokens, and number of choices of a question.
 
     Attributes:
-        start: Tokens that all continuations of a question begin with.
+        start: Tokens of the common prefix of a question's continuations.
     """
 
     context: float
@@ -52,11 +52,11 @@ SHAPES = {
 LONGEST = 2 * round(max(shape.context + shape.continuation for shape in SHAPES.values()))
 END, SPACE = "<|endoftext|>", "\u0120"
 MARKS = 3
-"""Entries that marks of sentences take in addition to the vocabulary."""
+"""Additional vocabulary entries for sentence marks."""
 
 
 def tokenizer_json(vocab: int) -> str:
-    """Returns a byte-level BPE, as JSON, in which short words with their space are one token."""
+    """Returns a byte-level BPE as JSON in which short words with a leading space are one token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     ids = {sign: i for i, sign in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -78,21 +78,21 @@ def _words_of(size: int) -> Iterator[str]:
     return map("".join, itertools.product(string.ascii_lowercase, repeat=size))
 
 
-def requests_of(shape: Shape, words: list[str], questions: int) -> list[Any]:
-    """Returns the requests of some questions.
+def requests_of(shape: Shape, lexicon: list[str], questions: int) -> list[Any]:
+    """Returns the requests of random questions.
 
-    Numbers of tokens vary by a half. The common start of a question's continuations is between
-    nothing and nearly all of the shortest one.
+    Numbers of tokens vary by 50 %. The common prefix of a question's continuations ranges from
+    nothing to nearly all of the shortest one.
     """
     from lm_eval.api.instance import Instance
 
-    draw, found, kind = random.Random(0), [], "loglikelihood"
+    draw, requests = random.Random(0), []
 
     def text(mean: float) -> list[str]:
         count = max(1, round(draw.uniform(0.5, 1.5) * mean))
-        return ["." if n % 10 == 9 else draw.choice(words) for n in range(count)]
+        return ["." if n % 10 == 9 else draw.choice(lexicon) for n in range(count)]
 
-    for number in range(questions):
+    for question in range(questions):
         context = "".join(text(shape.context))
         texts = [text(shape.continuation) for _ in range(shape.choices)]
         shortest = min(map(len, texts))
@@ -100,9 +100,9 @@ def requests_of(shape: Shape, words: list[str], questions: int) -> list[Any]:
         power = shortest / shape.start - 1 if shape.start else math.inf
         start = texts[0][: round(shortest * draw.random() ** power)]
         for choice, one in enumerate(texts):
-            pair, about = (context, "".join(start + one[len(start) :])), ("task", number, 1)
-            found.append(Instance(kind, {}, pair, choice, metadata=about))
-    return found
+            pair, about = (context, "".join(start + one[len(start) :])), ("task", question, 1)
+            requests.append(Instance("loglikelihood", {}, pair, choice, metadata=about))
+    return requests
 
 
 def gpt2_pair(options: Options) -> tuple[Any, TransformerLM]:
@@ -138,9 +138,9 @@ def method(options: Options) -> LanguageModel:
 
 
 def sides(options: Options) -> tuple[Any, Any, list[str]]:
-    """Returns lm-eval's model, ours with the same weights, and the words that are one token.
+    """Returns lm-eval's model, ours with the same weights, and the single-token words.
 
-    The first is None for a method of ``--model``.
+    lm-eval's model is None for a method of ``--model``.
     """
     from lm_eval.models.huggingface import HFLM
     from tokenizers import Tokenizer as Inner
@@ -162,17 +162,17 @@ def sides(options: Options) -> tuple[Any, Any, list[str]]:
         device = options.device
         theirs = HFLM(pretrained=theirs.eval(), tokenizer=fast, batch_size=size, device=device)
     vocabulary = json.loads(written)["model"]["vocab"]
-    words = [" " + word[1:] for word in vocabulary if word[0] == SPACE and len(word) > 1]
+    lexicon = [" " + word[1:] for word in vocabulary if word[0] == SPACE and len(word) > 1]
     model = ours.to(options.device).eval()
     alike: dict[str, Any] = {"context": nullcontext, "progress": False}
-    return theirs, HarnessModel(model, tokenizer, batch_size=size, **alike), words
+    return theirs, HarnessModel(model, tokenizer, batch_size=size, **alike), lexicon
 
 
 def rows(options: Options) -> Rows:
     """Yields one row per task."""
-    theirs, ours, words = sides(options)
+    theirs, ours, lexicon = sides(options)
     for name in options.tasks:
-        asked = requests_of(SHAPES[name], words, options.questions)
+        asked = requests_of(SHAPES[name], lexicon, options.questions)
 
         def shared(asked: list[Any] = asked) -> list[Any]:
             return list(ours.loglikelihood(asked))
@@ -203,12 +203,12 @@ def main() -> None:
     parser = harness.options_parser(__doc__, rounds=3)
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
-    clock = "processor time instead of the wall clock; meant for one thread on a shared machine"
+    clock = "Measure processor time instead of wall time; for one thread on a shared machine."
     parser.add_argument("--cpu_time", action="store_true", help=clock)
     parser.add_argument("--tasks", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--model", default=None, help="a method, instead of GPT-2 and hf")
+    parser.add_argument("--model", default=None, help="Method to time instead of GPT-2 and hf.")
     parser.add_argument(
-        "--config", nargs="+", default=[], metavar="KEY=VALUE", help="fields of its config"
+        "--config", nargs="+", default=[], metavar="KEY=VALUE", help="Fields of its config."
     )
     harness.run(parser, rows)
 

@@ -1,4 +1,4 @@
-"""A step of one method against another's: training, scoring or decoding, in turn, medians.
+"""Times a training, scoring or decoding step of one method against another's.
 
     python -m benchmarks.step --model ThoughtbubblesLM --against TransformerLM --equal_flops
     python -m benchmarks.step --model TransformerLM --against transformers --what train decode
@@ -7,10 +7,10 @@
     python -m benchmarks.step --model ThinkingStatesLM --against ThinkingStatesLM --what decode \
         --against_config prefill=sequential
 
-Weights are random and batches are made up, of about as many tokens for both, whatever they read.
-Methods that read questions get ``--steps`` steps of reasoning, of ``--thoughts`` tokens in all, at
-the ends of equal parts of a query of ``--length`` tokens. ``transformers`` is its GPT-2 of the
-same shape. ``ratio`` is the first model's time over the second's, the median over the rounds.
+Weights and batches are random, with about as many tokens for both. Methods that read questions get
+``--steps`` reasoning steps with ``--thoughts`` tokens in total, at the ends of equal parts of a
+query of ``--length`` tokens. ``transformers`` is its GPT-2 of the same shape. ``ratio`` is the
+first model's time over the second's, the median over alternating rounds.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from training.synthetic import make_batch, question_batch, without_files
 
 MODULE = "benchmarks.step"
 TRANSFORMERS = "transformers"
-KINDS = ("train", "score", "decode")
+PHASES = ("train", "score", "decode")
 MOST_LAYERS = 96
 SHAPE: dict[str, Any] = {"num_layers": 4, "dim": 256, "num_heads": 4}
 
@@ -46,19 +46,19 @@ def model_class(name: str) -> type[LanguageModel]:
     """Returns a method by its name.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If there is no such method.
     """
     cls = getattr(lightning_models, name, None) if name in lightning_models.__all__ else None
     if not (isinstance(cls, type) and issubclass(cls, LanguageModel)):
-        raise ValueError(f"{name} is no method; take a class of lightning_models, e.g. PonderLM")
+        raise ValueError(f"{name} is not a method; take a class of lightning_models, e.g. PonderLM")
     return cls
 
 
 def fields_of(pairs: list[str]) -> dict[str, Any]:
-    """Returns ``key=value`` words as fields of a config.
+    """Parses ``key=value`` arguments as fields of a config.
 
     Raises:
-        ValueError: If a word is no such pair.
+        ValueError: If an argument has another form.
     """
     for word in pairs:
         if "=" not in word:
@@ -67,10 +67,10 @@ def fields_of(pairs: list[str]) -> dict[str, Any]:
 
 
 def outline(name: str, pairs: list[str], options: Options) -> LanguageModel:
-    """Returns a method without a network, of the sizes that the options ask for.
+    """Returns a method without a network, with the sizes of the options.
 
     Raises:
-        ValueError: If the method has no such field, or takes no such value.
+        ValueError: If the method has no such field, or rejects a value.
     """
     cls: Any = model_class(name)
     config_class = get_type_hints(cls.__init__)["config"]
@@ -78,7 +78,7 @@ def outline(name: str, pairs: list[str], options: Options) -> LanguageModel:
     asked = fields_of(pairs)
     if not asked.keys() <= names:
         unknown = ", ".join(sorted(asked.keys() - names))
-        raise ValueError(f"config ({unknown}) is not known to {name}: {', '.join(sorted(names))}")
+        raise ValueError(f"config ({unknown}) is unknown to {name}: {', '.join(sorted(names))}")
     sizes = {"vocab_size": options.vocab, "block_size": 4 * options.length, **SHAPE, **asked}
     try:
         return without_files(cls(config_class(**sizes)))
@@ -87,7 +87,7 @@ def outline(name: str, pairs: list[str], options: Options) -> LanguageModel:
 
 
 def built(model: LanguageModel, options: Options) -> LanguageModel:
-    """Gives a model its network, drawn from one seed, on the device."""
+    """Builds the model's network from a fixed seed, on the device."""
     torch.manual_seed(0)
     model.configure_model()
     if options.compile:
@@ -97,7 +97,7 @@ def built(model: LanguageModel, options: Options) -> LanguageModel:
 
 
 def flops(model: LanguageModel, context: int, **changes: Any) -> float:
-    """Returns the training FLOPs of a token, of the model with other fields of its config."""
+    """Returns the training FLOPs per token of the model with changed config fields."""
     other = without_files(model)
     other.config = dataclasses.replace(other.config, **changes)
     with torch.device("meta"):
@@ -106,16 +106,16 @@ def flops(model: LanguageModel, context: int, **changes: Any) -> float:
 
 
 def equal_layers(target: float, model: LanguageModel, context: int) -> int:
-    """Returns the layers with which a model's training costs about ``target`` FLOPs per token."""
+    """Returns the number of layers at which training costs about ``target`` FLOPs per token."""
     one, two = (flops(model, context, num_layers=layers) for layers in (1, 2))
     return min(max(1 + round((target - one) / (two - one)), 1), MOST_LAYERS)
 
 
-# ---- what is timed
+# ---- contenders
 
 
-class Side:
-    """One of two rivals: a model on the device, and a batch."""
+class Contender:
+    """A model on the device, and a batch."""
 
     def __init__(self, model: LanguageModel, options: Options) -> None:
         self.model, self.options = built(model, options), options
@@ -128,7 +128,7 @@ class Side:
 
     @property
     def module(self) -> nn.Module:
-        """Trained module."""
+        """Module to train."""
         assert self.model.network is not None
         return self.model.network
 
@@ -144,23 +144,23 @@ class Side:
         """Continues prompts greedily."""
         batch, options = self.batch, self.options
         prompts = batch["query"] if "query" in batch else batch["tokens"][:, : options.prompt]
-        if prompts.dim() == 3:  # the first sentence, without its end
+        if prompts.dim() == 3:  # the first sentence without its EOS
             prompts = batch["tokens"][:, 0, :-1]
         greedy = SamplingConfig(temperature=0)
         where = {"vocab_size": options.vocab, "device": options.device}
         rows = prompts.tolist()
         return generate(self.model, rows, max_new_tokens=options.new, sampling=greedy, **where)
 
-    def step(self, kind: str) -> Step:
-        """Returns a function that does one of ``KINDS`` once."""
-        if kind == "train":
+    def step(self, phase: str) -> Step:
+        """Returns a function that runs one of ``PHASES`` once."""
+        if phase == "train":
             self.model.train()
             self.module.train()
             return harness.training_step(self.module, self.loss, bf16=self.options.bf16)
-        work: Callable[[], Any] = self.score if kind == "score" else self.decode
+        work: Callable[[], Any] = self.score if phase == "score" else self.decode
 
         def step() -> None:
-            """Runs in evaluation mode, without gradients of weights."""
+            """Runs in evaluation mode, without gradients."""
             self.module.eval()
             device, bf16 = torch.device(self.options.device).type, self.options.bf16
             with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=bf16):
@@ -169,7 +169,7 @@ class Side:
         return step
 
 
-class TransformersSide(Side):
+class TransformersContender(Contender):
     """``transformers``' GPT-2 with random weights, on windows."""
 
     def __init__(self, options: Options) -> None:
@@ -189,7 +189,7 @@ class TransformersSide(Side):
 
     @property
     def module(self) -> nn.Module:
-        """Trained module."""
+        """Module to train."""
         return self.network
 
     def loss(self) -> Tensor:
@@ -213,55 +213,55 @@ class TransformersSide(Side):
 
 
 def batch_of(model: LanguageModel, options: Options) -> Mapping[str, Any]:
-    """Returns a batch as the model reads it.
+    """Returns a batch of the type that the model reads.
 
     Raises:
-        ValueError: If a query cannot be divided into as many steps.
+        ValueError: If a query cannot be divided into that many steps.
     """
     if model.reads != "reasoning":
         return make_batch(model, options.rows, options.length)
     steps, each = options.steps, options.thoughts // options.steps
     if options.length % steps or each < 2:
         raise ValueError(
-            f"steps ({steps}) must divide length ({options.length}) and leave two of thoughts "
-            f"({options.thoughts}) each"
+            f"steps ({steps}) must divide length ({options.length}) and leave at least two of "
+            f"thoughts ({options.thoughts}) each"
         )
     return question_batch(options.rows, options.length, steps, each, options.vocab, answer=4)
 
 
-def side(which: str, options: Options) -> Side:
-    """Returns the rival ``model`` or ``against``."""
+def contender(which: str, options: Options) -> Contender:
+    """Returns the contender ``model`` or ``against``."""
     first = outline(options.model, [*options.config, *options.model_config], options)
     if which == "model":
-        return Side(first, options)
+        return Contender(first, options)
     if options.against == TRANSFORMERS:
-        return TransformersSide(options)
+        return TransformersContender(options)
     second = outline(options.against, [*options.config, *options.against_config], options)
     if options.equal_flops:
         target = flops(first, options.length)
         layers = equal_layers(target, second, options.length)
         second.config = dataclasses.replace(second.config, num_layers=layers)
-    return Side(second, options)
+    return Contender(second, options)
 
 
 def build_step(options: Options) -> Step:
-    """Returns a step of ``options.side``, whose memory is measured."""
-    return side(options.side, options).step(options.kind)
+    """Returns a step of ``options.side``, for the measurement of memory."""
+    return contender(options.side, options).step(options.phase)
 
 
 def rows(options: Options) -> Rows:
-    """Yields times, rates and, if asked for, memory of each kind of step."""
-    for kind in options.what:
-        ours, theirs = side("model", options), side("against", options)
-        time = harness.compare(ours.step(kind), theirs.step(kind), options.rounds)
-        row: dict[str, Any] = {"step": kind, f"{options.model} s": time.ours}
+    """Yields times, rates and, if requested, memory of each phase."""
+    for phase in options.what:
+        ours, theirs = contender("model", options), contender("against", options)
+        time = harness.compare(ours.step(phase), theirs.step(phase), options.rounds)
+        row: dict[str, Any] = {"step": phase, f"{options.model} s": time.ours}
         row |= {f"{options.against} s ": time.theirs, "ratio": time.ratio}
-        counted = options.new * options.rows if kind == "decode" else None
+        counted = options.new * options.rows if phase == "decode" else None
         row["tokens/s"] = (counted or ours.tokens) / time.ours
         row["tokens/s against"] = (counted or theirs.tokens) / time.theirs
         row["FLOPs/token ratio"] = ours.flops / theirs.flops
         if options.peak:
-            asked = {**vars(options), "kind": kind}
+            asked = {**vars(options), "phase": phase}
             for which in ("model", "against"):
                 peak = harness.in_a_process(MODULE, {**asked, "side": which})
                 row[f"MB {which}"] = peak / 1e6
@@ -271,9 +271,9 @@ def rows(options: Options) -> Rows:
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = harness.options_parser(__doc__)
-    parser.add_argument("--model", help="a class of lightning_models")
-    parser.add_argument("--against", help=f"another one, or {TRANSFORMERS}")
-    parser.add_argument("--what", nargs="+", choices=KINDS, default=["train"])
+    parser.add_argument("--model", help="A class of lightning_models.")
+    parser.add_argument("--against", help=f"Another class, or {TRANSFORMERS}.")
+    parser.add_argument("--what", nargs="+", choices=PHASES, default=["train"])
     for name, text in (
         ("config", "both"),
         ("model_config", "model"),
@@ -283,8 +283,10 @@ def build_parser() -> argparse.ArgumentParser:
     sizes = {"rows": 8, "length": 256, "vocab": 4096, "steps": 8, "thoughts": 64}
     for name, size in (sizes | {"prompt": 32, "new": 64}).items():
         parser.add_argument(f"--{name}", type=int, default=size)
-    parser.add_argument("--equal_flops", action="store_true", help="choose layers of against")
-    parser.add_argument("--peak", action="store_true", help="memory, in fresh processes")
+    parser.add_argument(
+        "--equal_flops", action="store_true", help="Choose the layers of against for equal FLOPs."
+    )
+    parser.add_argument("--peak", action="store_true", help="Measure memory in fresh processes.")
     parser.add_argument("--compile", action="store_true")
     return parser
 

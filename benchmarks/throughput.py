@@ -1,14 +1,14 @@
-"""Training throughput of a config: tokens per second, MFU, waits for data, memory, compiling.
+"""Training throughput of a config: tokens per second, MFU, data waits, memory, compilation.
 
     python -m benchmarks.throughput -c configs/ponderlm/tiny.yaml
     python -m benchmarks.throughput -c configs/ponderlm/70m.yaml -c configs/trainer/gpu.yaml \
         --device cuda --compile --vocab 50304 --data.tokenizer bytes
 
-It takes the options of ``fit``. Weights are random; batches are those of the data, read while
+It takes the options of ``fit``. Weights are random; batches come from the data, loaded during
 training. MFU is the counted FLOP/s over the dense bf16 peak of a known GPU
 (``callbacks.throughput``); a CPU has none. ``--peak`` measures memory in a fresh process, and
-``--compile`` the gain of ``compile: true``, in turn with plain steps, once batches of new shapes no
-longer compile. A rival of equal FLOPs: ``python -m benchmarks.step --equal_flops``.
+``--compile`` the gain of ``compile: true``, alternating with eager steps, once no new batch shapes
+compile. For a baseline of equal FLOPs: ``python -m benchmarks.step --equal_flops``.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from training.synthetic import without_files
 
 MODULE = "benchmarks.throughput"
 WARM_UP = 4
-"""Steps before compiled and plain networks are timed, as shapes of batches differ."""
+"""Steps before compiled and eager networks are timed, because batch shapes differ."""
 
 
 class Training:
@@ -40,17 +40,17 @@ class Training:
     Attributes:
         model: The model.
         precision: Precision of the trainer.
-        flops: Training FLOPs of a token.
+        flops: Training FLOPs per token.
         tokens: Real tokens of each batch so far.
-        waited: Seconds that training waited for each.
+        waited: Seconds that training waited for each batch.
     """
 
     def __init__(self, options: Options, *, compiled: bool = False) -> None:
         silence()
         accelerator = "gpu" if options.device == "cuda" else "cpu"
         here = {"accelerator": accelerator, "devices": 1, "strategy": "auto", "logger": "false"}
-        words = [f"--config={path}" for path in options.config] + options.others
-        cli = LatentCLI([*words, *(f"--trainer.{k}={v}" for k, v in here.items())], run=False)
+        arguments = [f"--config={path}" for path in options.config] + options.others
+        cli = LatentCLI([*arguments, *(f"--trainer.{k}={v}" for k, v in here.items())], run=False)
         self.data: Any = cli.datamodule
         self.data.prepare_data()
         self.data.setup("fit")
@@ -98,7 +98,7 @@ class Training:
 
 
 def rows(options: Options) -> Rows:
-    """Yields one row: what a config does in a second."""
+    """Yields one row with the throughput of a config."""
     training = Training(options)
     (times,) = harness.in_turn([training.step()], options.rounds)
     rates = [n / s for n, s in zip(training.tokens[-len(times) :], times, strict=True)]
@@ -121,7 +121,7 @@ def rows(options: Options) -> Rows:
 
 
 def gain(options: Options) -> dict[str, float]:
-    """Returns the gain of compiling the network, and the seconds that it takes longer at first."""
+    """Returns the gain of compiling the network, and the extra seconds of the first steps."""
     steps = [Training(options, compiled=compiled).step() for compiled in (False, True)]
     first = [sum(map(harness.seconds, [step] * WARM_UP)) for step in steps]
     ratio = harness.compare(steps[0], steps[1], options.rounds).ratio
@@ -129,17 +129,19 @@ def gain(options: Options) -> dict[str, float]:
 
 
 def build_step(options: Options) -> Step:
-    """Returns a whole training step, whose memory is measured."""
+    """Returns a whole training step, for the measurement of memory."""
     return Training(options).step()
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = harness.options_parser(__doc__)
-    parser.add_argument("-c", "--config", action="append", default=[], help="as of fit")
-    parser.add_argument("--vocab", type=int, default=0, help="if the tokenizer has fewer")
-    parser.add_argument("--peak", action="store_true", help="memory, in a fresh process")
-    parser.add_argument("--compile", action="store_true", help="gain of compile: true")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], help="Config of fit; repeatable."
+    )
+    parser.add_argument("--vocab", type=int, default=0, help="Minimum vocabulary size.")
+    parser.add_argument("--peak", action="store_true", help="Measure memory in a fresh process.")
+    parser.add_argument("--compile", action="store_true", help="Measure the gain of compile: true.")
     return parser
 
 

@@ -1,48 +1,46 @@
-"""Text corpora as Lightning data modules: text in, batches of token windows out.
+"""Text corpora as Lightning data modules: from text to batches of token windows.
 
-| file | what it holds |
+| file | content |
 |---|---|
 | `corpus` | `TextCorpus`: documents, splits, tokenizer, text store, fingerprint, recipe |
-| `base` | `LanguageDataModule`: batches by number, ranks, resuming; `BatchLoader`; prompts |
-| `text` | `TextDataModule`: a corpus as batches of windows; write `documents(split)` |
-| `local_corpora` | `LocalText`: your own txt, jsonl and parquet files; `PythonDocs` |
-| `corpora` | `SplitText`, `HubCorpus`: from the hub, or your copy; token cap |
+| `base` | `LanguageDataModule`: batches by index, ranks, resuming, prompts |
+| `text` | `TextDataModule`: a corpus in batches of windows; implement `documents(split)` |
+| `local_corpora` | `LocalText`: local txt, jsonl and parquet files; `PythonDocs` |
+| `corpora` | `SplitText`, `HubCorpus`: from the hub, or a local copy; token cap |
 | | `OpenWebText`, `PeS2o`, `WikiText103` |
-| `pile` | `Pile`: as text, or as the tokens that PonderLM's authors published |
+| `pile` | `Pile`: as text, or as the tokens published by PonderLM's authors |
 | `hub_text` | `HubText`: any dataset of the `datasets` library, by name or as an object |
-| `synthetic` | `SyntheticText`: generated texts on which one mechanism must work |
-| `zero_shot` | `ZeroShotText`: sets that papers score and do not train on |
-| `detokenizers` | from benchmark text to text as people write it, for those sets |
-| `answers` | `AnswerDataModule`: questions with marked answers, one a window; their rows |
-| `word_problems` | GSM8K: word problems with worked answers, from the hub or your files |
+| `synthetic` | `SyntheticText`: generated texts that require one mechanism |
+| `zero_shot` | `ZeroShotText`: sets for zero-shot evaluation |
+| `detokenizers` | from tokenised benchmark text to running text, for these sets |
+| `answers` | `AnswerDataModule`: questions with marked answers, one per window |
+| `word_problems` | GSM8K: word problems with worked answers, from the hub or local files |
 | `reasoning/` | `ReasoningDataModule`: questions, aligned reasoning steps, answers |
 | | `StateTracking`: Parity and Vars; `ReasoningGSM8K`; `TwoHop`; `Kinship` |
-| `sentences/` | `Sentences`, `SentenceWindows`: another corpus, cut into sentences |
-| `hub` | files of a split on the hub, at one commit, fetched into its cache |
-| `files` | files of the user's: formats, patterns, compression, encodings |
-| `readers` | documents of files: separators, lines and arrays of JSON, columns, broken rows |
-| `tokenizers` | a tokenizer by its name: bytes, tiktoken, tokenizer.json or a trained BPE |
+| `sentences/` | `Sentences`, `SentenceWindows`: another corpus cut into sentences |
+| `hub` | files of a split on the hub, fetched at one commit into its cache |
+| `files` | the user's files: formats, patterns, compression, encodings |
+| `readers` | documents of files: separators, JSON lines and arrays, columns, broken rows |
+| `tokenizers` | tokenizers by name: bytes, tiktoken, tokenizer.json or a trained BPE |
 | `tokenizer_base` | the interface of tokenizers |
 | `json_tokenizer` | published tokenizer.json files: bytes of tokens, continuations; ``bpe:N`` |
-| `long_texts` | where a long text may be cut without changing its tokens |
-| `special_tokens` | BOS and EOS of those files |
+| `long_texts` | cuts in long texts that leave the tokens unchanged |
+| `special_tokens` | BOS and EOS of tokenizer.json files |
 | `encoding` | documents to tokens: chunks, encoded in order by one or more processes |
-| `prepare` | `prepare_store`: parts that a kill does not cost; the final name |
-| `journals` | outputs of long work: one writer, durable appends, full disks |
+| `prepare` | `prepare_store`: resumable preparation in parts |
+| `journals` | output files of long jobs: a single writer, durable appends, full disks |
 | `store` | a corpus tokenised once: memory-mapped shards, offsets, meta.json |
-| `check` | ``python -m datamodules.check FOLDER``: whether stores hold what was written |
-| `numbers` | which number a written answer is, for every command that judges answers |
-| `order` | seeded orders: with `text.WindowSource`, `answers.AnswerSource`,
-| | `sentences.batches.StreamSource` and `reasoning.batches.ReasoningSource` they decide what
-| | batch n has; files that processes share |
-| `recipe` | from an object back to its class path and arguments |
+| `check` | ``python -m datamodules.check FOLDER``: verifies stores |
+| `numbers` | parsing of numbers in answers, for every grader |
+| `order` | seeded permutations of documents and examples; files that processes share |
+| `sources` | `BatchLoader`, `RowSource`; the division of a step among devices |
 
 The path of a document: `labelled_documents` -> `prepare.prepare_store`
 (`encoding.encode_in_order`: tokenizer, EOS) -> `store.TokenStream` -> a window order
--> `text.WindowSource.batch(n)` -> `base.BatchLoader` -> the model. Nothing here imports a model.
+-> `text.WindowSource.batch(n)` -> `sources.BatchLoader` -> the model. Nothing here imports a model.
 
-To add a corpus: a class below `HubCorpus` (files on the hub) or `TextDataModule` (any
-`documents(split)`), its name below, a line in ``tests/data_modules.py``, which puts it under the
+To add a corpus: subclass `HubCorpus` (files on the hub) or `TextDataModule` (any
+`documents(split)`), add its name below, a line in ``tests/data_modules.py``, which applies the
 contract of all data modules, and a config in ``configs/data``.
 """
 
@@ -65,12 +63,12 @@ if TYPE_CHECKING:
     from datamodules.pile import Pile as Pile
     from datamodules.readers import read_prompts as read_prompts
     from datamodules.reasoning import Example as Example
+    from datamodules.reasoning import FixedTokens as FixedTokens
     from datamodules.reasoning import Kinship as Kinship
     from datamodules.reasoning import ReasoningDataModule as ReasoningDataModule
     from datamodules.reasoning import ReasoningGSM8K as ReasoningGSM8K
     from datamodules.reasoning import StateTracking as StateTracking
     from datamodules.reasoning import TwoHop as TwoHop
-    from datamodules.reasoning import Wording as Wording
     from datamodules.sentences import Sentences as Sentences
     from datamodules.sentences import SentenceTokenizer as SentenceTokenizer
     from datamodules.sentences import SentenceWindows as SentenceWindows
@@ -99,7 +97,7 @@ _NAMES = {
     "datamodules.pile": "Pile",
     "datamodules.readers": "read_prompts",
     "datamodules.reasoning": "Example Kinship ReasoningDataModule ReasoningGSM8K "
-    "StateTracking TwoHop Wording",
+    "StateTracking TwoHop FixedTokens",
     "datamodules.sentences": "SentenceTokenizer SentenceWindows Sentences",
     "datamodules.store": "Counts Store StoreError",
     "datamodules.synthetic": "SyntheticText",

@@ -1,8 +1,8 @@
 """Corpora of questions with one right answer: a window is one question, and its answer is marked.
 
 The text store holds question and answer as two documents, one after the other, so each is
-tokenised by itself: where the answer begins is exact for every tokenizer, and an answer has the
-same tokens wherever it stands.
+tokenised by itself: the start of the answer is exact for every tokenizer, and the same answer
+always has the same tokens.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import none_of, refuse
+from datamodules.base import choice_problems, raise_problems
 from datamodules.encoding import Continuation
 from datamodules.order import NO_GROUP, Order, RowOrder
 from datamodules.sources import Batch, Rows, RowSource
@@ -24,31 +24,31 @@ LossOn = Literal["answer", "all"]
 
 
 class AnswerDataModule(TextDataModule):
-    """Questions and answers as batches, one question a row, padded on the right.
+    """Batches of questions and answers, one question per row, padded on the right.
 
-    Rows are as wide as the longest question of their split with its answer, whatever `block_size`,
-    which only has to be enough. Batches are those of `TextDataModule` with two more keys:
-    ``answer`` (B, T) bool, true where the target is a token of the answer or the EOS after it;
-    ``group`` (B,) int64, what accuracies are grouped by (`group_name`), -1 in filling rows.
+    Rows are as wide as the longest question of their split with its answer; `block_size` only has
+    to be large enough. Batches have the keys of `TextDataModule` and two more: ``answer`` (B, T)
+    bool, true where the target is a token of the answer or the EOS after it; ``group`` (B,) int64,
+    the group for accuracies (`group_name`), -1 in padding rows.
 
     Args:
-        loss_on: What is predicted, in training and evaluation: 'answer' (and the EOS after it), or
-            'all' tokens. A question is drawn at random: beyond its wording there is nothing to
+        loss_on: Targets of the loss, in training and evaluation: 'answer' (and the EOS after it),
+            or 'all' tokens. A question is drawn at random: beyond its wording there is nothing to
             learn in it, and its tokens outnumber the answer's.
-        train_windows: 'packed' has each question once an epoch, in a new order; 'random' draws
+        train_windows: 'packed' visits each question once an epoch, in a new order; 'random' draws
             questions with replacement.
         **kwargs: See `TextDataModule`.
 
     Raises:
-        ValueError: An argument is out of its range; in `setup`: a question of the training is
-            longer than block_size.
+        ValueError: If an argument is out of range; in `setup`, if a training question is longer
+            than block_size.
     """
 
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {"loss_on"}
     may_overlap: ClassVar[bool] = False
     document_noun: ClassVar[str] = "question"
     group_name: ClassVar[str] = "group"
-    """What ``group`` counts, in results."""
+    """Name of ``group`` in results."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class AnswerDataModule(TextDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(train_windows=train_windows, **kwargs)
-        refuse(none_of(("answer", "all"), loss_on=loss_on))
+        raise_problems(choice_problems(("answer", "all"), loss_on=loss_on))
         self.loss_on: LossOn = loss_on
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
         if self.eval_stride is not None:
             problems.append(
-                f"eval_stride={self.eval_stride} is of text; each question is a row of its own"
+                f"eval_stride={self.eval_stride} is for running text; here each question is one row"
             )
         return problems
 
@@ -79,15 +79,15 @@ class AnswerDataModule(TextDataModule):
         """
 
     def candidates(self) -> list[str] | None:
-        """Returns all possible answers, as `questions` writes them; None: they are not listed."""
+        """Returns all possible answers, as `questions` writes them, or None if unknown."""
         return None
 
     def groups(self, split: Split, numbers: np.ndarray) -> np.ndarray:
-        """Returns the group of each question, int64 of the shape of `numbers`; here all are 0."""
+        """Returns the group of each question, int64 with the shape of `numbers`."""
         return np.zeros_like(numbers)
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a written answer is the right one: equal but for outer spaces."""
+        """Returns whether a generated answer is correct, ignoring surrounding white space."""
         return text.strip() == answer.strip()
 
     # ---- text and batches
@@ -102,14 +102,14 @@ class AnswerDataModule(TextDataModule):
         """Opens the text store.
 
         Raises:
-            ValueError: It is missing or damaged, or block_size is too short for a question of the
-                training.
+            ValueError: If it is missing or damaged, or a training question is longer than
+                block_size.
         """
         super().setup(stage)
         self._leave_out({split: self._lengths(split) for split in SPLITS}, stage)
 
     def _lengths(self, split: Split) -> np.ndarray:
-        """Returns the tokens of each question with its answer, int64."""
+        """Returns the length in tokens of each question with its answer, int64."""
         start, _, end = _spans(self.stream(split), self.tokenizer.text_bos_id)
         return end - start - 1  # without the EOS in the middle
 
@@ -117,12 +117,12 @@ class AnswerDataModule(TextDataModule):
         return self._source("train", self._training_rows(), self.train_windows)
 
     def evaluation_source(self, split: Split) -> "AnswerSource":
-        """Returns the batches of this rank that have every question of a split once, in order.
+        """Returns this rank's batches, which cover every question of a split once, in order.
 
         Questions longer than block_size are left out; see `left_out`.
 
         Raises:
-            ValueError: The split is empty, or all of its questions are too long.
+            ValueError: If the split is empty, or all of its questions are too long.
         """
         self._refuse_empty(split, len(self.stream(split)))
         rows: Rows = {"batch_size": self.eval_batch_size, **self._ranks()}
@@ -147,10 +147,10 @@ class AnswerDataModule(TextDataModule):
 
 
 def _spans(stream: TokenStream, bos_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns, for each question, where it starts, its answer starts, and the answer ends.
+    """Returns the start of each question, the start of its answer, and the end of the answer.
 
-    A BOS may lie before the question's start. An EOS lies before the answer's start, and one is
-    the answer's last token.
+    A BOS may precede the question's start. An EOS precedes the answer's start, and another is the
+    answer's last token.
     """
     ends = np.asarray(stream.document_ends)
     assert len(ends) % 2 == 0, "a question or an answer without text"
@@ -164,16 +164,16 @@ class AnswerSource(RowSource):
     Args:
         stream: Tokens of one split, question and answer in turn.
         groups: Group of each question, int64 (number of questions,).
-        order: Which question is row n; see `RowOrder`.
-        seed: The same.
-        kept: Numbers of the questions that an evaluation takes; all by default.
+        order: Order of the questions in rows; see `RowOrder`.
+        seed: Seed of that order.
+        kept: Indices of the questions to evaluate; all by default.
         loss_on: See `AnswerDataModule`.
-        eos_id: The token at padded inputs, and before a question without BOS.
-        bos_id: The token before a question; None where texts begin without BOS.
+        eos_id: Token at padded inputs, and before a question without BOS.
+        bos_id: Token before a question, or None if texts begin without BOS.
         **rows: See `RowSource`.
 
     Raises:
-        ValueError: In training, there are fewer questions than one batch takes.
+        ValueError: If training has fewer questions than one batch takes.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class AnswerSource(RowSource):
         )
 
     def __len__(self) -> int:
-        """Returns the batches of each rank per epoch."""
+        """Returns the number of batches per rank and epoch."""
         return self._order.batches * self._accumulate
 
     def counts(self, n: int) -> dict[str, float]:
@@ -212,7 +212,7 @@ class AnswerSource(RowSource):
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `answer_batch`."""
         numbers = self._numbers(n)
-        which = self._order.examples(numbers)  # -1 in rows too many
+        which = self._order.examples(numbers)  # -1 in padding rows
         positions, places = self._places(which)
         rows = self._stream.gather(places)
         sizes = self._stream.bytes_at(places, rows)
@@ -235,10 +235,10 @@ class AnswerSource(RowSource):
         return torch.from_numpy(sizes[:, 1:])
 
     def _places(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where the tokens of rows lie in the stream (B, T+1), and the same within it."""
+        """Returns positions of the rows' tokens in the stream (B, T+1), unclipped and clipped."""
         start = self._start[which, None]
-        offsets = np.arange(self._width) - 1  # from the first token after the EOS
-        # without the EOS between question and answer
+        offsets = np.arange(self._width) - 1  # (T+1,); -1 is the BOS or EOS before the question
+        # skips the EOS between question and answer
         positions = start + offsets + (offsets >= self._middle[which, None] - 1 - start)
         return positions, np.clip(positions, 0, len(self._stream) - 1)
 
@@ -253,18 +253,18 @@ def answer_batch(
     loss_on: LossOn,
     eos_id: int,
 ) -> Batch:
-    """Returns the batch dict of rows (B, T+1), answers marked.
+    """Returns the batch dict of rows (B, T+1) with the answers marked.
 
-    Keys: those of `text.as_batch`, ``answer`` (B, T) bool and ``group`` (B,) int64.
+    Its keys are the keys of `text.as_batch`, ``answer`` (B, T) bool and ``group`` (B,) int64.
 
     Args:
         rows: BOS or EOS, question, answer, EOS, then -100.
         sizes: UTF-8 bytes of each token of the rows, (B, T+1) int64.
-        numbers: Number of each row (B,).
-        first_answers: Place of the first answer token among the targets of each row (B,).
+        numbers: Index of each row (B,).
+        first_answers: Position of the first answer token among the targets of each row (B,).
         groups: Group of each row (B,), int64.
-        loss_on: Which targets stay; the others become -100.
-        eos_id: Token that stands at padded inputs.
+        loss_on: Targets to keep; the others become -100.
+        eos_id: Token at padded inputs.
     """
     places = np.arange(rows.shape[1] - 1)
     answer = torch.from_numpy((places >= first_answers[:, None]) & (rows[:, 1:] != IGNORE))

@@ -1,7 +1,8 @@
-"""Batches of a corpus by number, and where a resumed run goes on: the base of all data modules.
+"""Base of all data modules: batches by index, and the position at which a run resumes.
 
-A kind of batches writes `training_source`, `evaluation_source`, `prompt_source` and `order`; a
-corpus below it writes `documents(split)`; loaders, ranks and resuming are here.
+A subclass for a type of batch implements `training_source`, `evaluation_source`, `prompt_source`
+and `order`; a corpus derived from it implements `documents(split)`. Loaders, ranks and resuming are
+here.
 """
 
 import math
@@ -33,8 +34,8 @@ from lightning_models.checkpoint import read_file
 from lightning_models.recipe import build, public_path, trust
 
 
-def outside(least: int, most: float = math.inf, /, **values: int | None) -> list[str]:
-    """Returns a clause for every argument that is not from `least` to `most`; None is."""
+def range_problems(least: int, most: float = math.inf, /, **values: int | None) -> list[str]:
+    """Returns a clause for every argument outside [`least`, `most`]; None is always in range."""
     given = {key: value for key, value in values.items() if value is not None}
     few = [
         f"{key}={value} must be at least {least}" for key, value in given.items() if value < least
@@ -43,15 +44,15 @@ def outside(least: int, most: float = math.inf, /, **values: int | None) -> list
     return few + many
 
 
-def none_of(choices: Sequence[str], **values: str) -> list[str]:
-    """Returns a clause for every argument that is none of the choices."""
+def choice_problems(choices: Sequence[str], **values: str) -> list[str]:
+    """Returns a clause for every argument that is not one of the choices."""
     wrong = {key: value for key, value in values.items() if value not in choices}
     named = " or ".join(map(repr, choices))
     return [f"{key}={value!r} must be {named}" for key, value in wrong.items()]
 
 
-def refuse(problems: Sequence[str]) -> None:
-    """Raises a ValueError of the clauses, if there are any."""
+def raise_problems(problems: Sequence[str]) -> None:
+    """Raises a ValueError that lists the clauses, if there are any."""
     if problems:
         raise ValueError("; ".join(problems) + ".")
 
@@ -60,33 +61,34 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 class LanguageDataModule(TextCorpus):
-    """A text corpus as batches, of which batch n is a pure function of (seed, n, rank, world size).
+    """A text corpus in batches; batch n is a pure function of (seed, n, rank, world size).
 
-    A stopped run so goes on with the batch it would have seen. Evaluation scores every token of a
-    split exactly once, whatever the number of ranks.
+    A stopped run therefore resumes with the batch that it would have seen next. Evaluation scores
+    every token of a split exactly once, on any number of ranks.
 
     Args:
-        batch_size: Rows per device and micro-batch when training (B); the most with global_batch.
-        global_batch: Rows of a step over all devices. These share them, in micro-batches
-            of the largest divisor of a device's share that is at most batch_size, and accumulate
-            the rest, so that step n has the same rows on any number of devices. With null a step
-            has batch_size x trainer.accumulate_grad_batches x devices.
+        batch_size: Rows per device and micro-batch when training (B); with global_batch, the
+            maximum.
+        global_batch: Rows of an optimiser step over all devices. Each device splits its share into
+            micro-batches of the largest divisor that is at most batch_size and accumulates
+            gradients over them, so step n has the same rows on any number of devices. With null, a
+            step has batch_size x trainer.accumulate_grad_batches x devices rows.
         eval_batch_size: Rows per device when evaluating; null takes batch_size.
         seed: Seed of the data order, non-negative; the splits do not depend on it.
         num_workers: Processes that build batches ahead of training; 0 builds them in the training
             process.
         predict_file: Prompts for `predict`: txt, one a line, or jsonl or parquet with the field
             ``prompt``.
-        validation_split: Documents that training validates on: those of ``val``, or of ``test``
-            where ``val`` is kept for a report that must not have been tuned on.
+        validation_split: Split that training validates on: ``val``, or ``test`` if ``val`` is
+            reserved for a report that must not have been tuned on.
         **kwargs: See `TextCorpus`.
 
     Raises:
-        ValueError: An argument is out of its range; the message lists all of them.
+        ValueError: If arguments are out of range; the message lists all of them.
     """
 
     rows: ClassVar[str] = "windows"
-    """What the rows of batches are."""
+    """Plural noun for the rows of batches, in messages."""
     not_in_source: ClassVar[frozenset[str]] = TextCorpus.not_in_source | {
         "batch_size",
         "global_batch",
@@ -119,44 +121,44 @@ class LanguageDataModule(TextCorpus):
         self.validation_split: Split = validation_split
         self._lengths_of_rows: dict[Split, np.ndarray] = {}  # of splits with rows too long
         self._training: TrainingSource | None = None
-        refuse(self._problems())
+        raise_problems(self._problems())
 
     def _problems(self) -> list[str]:
         """Returns a clause for every argument outside its range."""
         return [
-            *outside(1, batch_size=self.batch_size, eval_batch_size=self.eval_batch_size),
-            *outside(1, global_batch=self.global_batch),
-            *outside(0, seed=self.seed),
-            *outside(0, most_workers(), num_workers=self.num_workers),
-            *none_of(("val", "test"), validation_split=self.validation_split),
+            *range_problems(1, batch_size=self.batch_size, eval_batch_size=self.eval_batch_size),
+            *range_problems(1, global_batch=self.global_batch),
+            *range_problems(0, seed=self.seed),
+            *range_problems(0, most_workers(), num_workers=self.num_workers),
+            *choice_problems(("val", "test"), validation_split=self.validation_split),
         ]
 
-    # What a kind of batches writes
+    # Implemented by subclasses for a type of batch
 
     @property
     @abstractmethod
     def block_size(self) -> int:
-        """Positions that a model needs: tokens of a window, slots of a sentence."""
+        """Positions that a model needs: tokens per window, or slots per sentence."""
 
     def row_tokens(self, split: Split) -> int:
-        """Returns how many tokens a row has when a split is scored, on average; here a window's."""
+        """Returns the mean number of scored tokens per row of a split; a window's by default."""
         return self.block_size
 
     def unit_tokens(self) -> int:
-        """Returns the tokens of what `StepBatch` counts: of a row, on average."""
+        """Returns the mean number of tokens in the unit that `StepBatch` counts: a row."""
         return self.row_tokens("train")
 
     def step_batch(self, devices: int, accumulate: int = 1) -> StepBatch:
-        """Returns the batch of an optimiser step, and how devices share it.
+        """Returns the batch of an optimiser step, and its division among devices.
 
         Args:
             devices: Processes that train.
-            accumulate: ``trainer.accumulate_grad_batches``; with `global_batch` it follows, and 1
-                stands for no choice.
+            accumulate: ``trainer.accumulate_grad_batches``. `global_batch` implies it, and 1 then
+                means that it was not set.
 
         Raises:
-            ValueError: If `global_batch` cannot be divided among the devices, or is given next to
-                another accumulation.
+            ValueError: If `global_batch` cannot be divided among the devices, or contradicts
+                `accumulate`.
         """
         batch = self._shared_step(devices)
         if batch is None:
@@ -175,11 +177,11 @@ class LanguageDataModule(TextCorpus):
 
     @property
     def _most_at_once(self) -> tuple[int, str]:
-        """Most that a device takes at once when training, and what it counts."""
+        """Largest micro-batch of a device when training, and its unit."""
         return self.batch_size, "rows"
 
     def _shared_step(self, devices: int) -> StepBatch | None:
-        """Returns the batch of a step if its size is stated, or None if micro-batches decide it."""
+        """Returns the batch of a step of set size, or None if micro-batches determine the size."""
         if self.global_batch is None:
             return None
         return divide_rows(self.global_batch, devices, self.batch_size)
@@ -193,35 +195,35 @@ class LanguageDataModule(TextCorpus):
         return {"batch_size": batch.micro, "accumulate": batch.accumulate, **ranks}
 
     may_overlap: ClassVar[bool] = False
-    """Whether rows of an evaluation can overlap (`eval_stride`)."""
+    """Whether evaluation rows can overlap (`eval_stride`)."""
 
     def rows_per_target(self, split: Split, batches: int | None = None) -> float:
-        """Returns positions computed for a target when a split is scored; 1 unless rows overlap.
+        """Returns the positions computed per scored target; 1 unless rows overlap.
 
         Args:
-            split: which.
-            batches: that are scored, the first ones; None: all.
+            split: Split to score.
+            batches: Number of batches scored, from the first; all by default.
         """
         return 1.0
 
     @abstractmethod
     def training_source(self) -> CountedSource:
-        """Returns the training batches of this rank by number.
+        """Returns the training batches of this rank by index.
 
         Raises:
-            ValueError: The train split is too small for one batch.
+            ValueError: If the train split is too small for one batch.
         """
 
     @abstractmethod
     def evaluation_source(self, split: Split) -> BatchSource:
-        """Returns the batches of this rank that score every token of a split once.
+        """Returns this rank's batches, which score every token of a split once.
 
         Raises:
-            ValueError: The split is empty.
+            ValueError: If the split is empty.
         """
 
     def _refuse_empty(self, split: Split, size: int) -> None:
-        """Raises a ValueError if there is nothing to score in a split of that size."""
+        """Raises a ValueError if a split of that size has nothing to score."""
         if not size:
             raise ValueError(f"The {split} split is empty. {self.how_to_get(split)}")
         lengths = self._lengths_of_rows.get(split)
@@ -237,15 +239,15 @@ class LanguageDataModule(TextCorpus):
     def _leave_out(
         self, lengths: Mapping[Split, np.ndarray], stage: str | None, cure: str = ""
     ) -> None:
-        """Leaves rows that are longer than block_size out of evaluation, and warns of them.
+        """Excludes rows longer than block_size from evaluation, and warns about them.
 
         Args:
-            lengths: Tokens of each row (N,), of splits whose rows cannot be cut.
+            lengths: Length in tokens of each row (N,), for splits whose rows cannot be cut.
             stage: See `setup`.
-            cure: More that helps in training, in words that go on after "block_size".
+            cure: Another remedy for training; continues the sentence after "block_size".
 
         Raises:
-            ValueError: Such a row would be trained on.
+            ValueError: If such a row would be trained on.
         """
         too_long = {
             split: rows for split, rows in lengths.items() if (rows > self.block_size).any()
@@ -266,31 +268,31 @@ class LanguageDataModule(TextCorpus):
             )
 
     def _fitting(self, split: Split) -> np.ndarray | None:
-        """Returns the numbers of the rows that are evaluated, None for all."""
+        """Returns the indices of the rows to evaluate, or None for all."""
         lengths = self._lengths_of_rows.get(split)
         return None if lengths is None else np.flatnonzero(lengths <= self.block_size)
 
     def left_out(self, split: Split) -> int:
-        """Returns how many questions of a split are too long for block_size to be evaluated."""
+        """Returns the number of questions of a split that block_size excludes from evaluation."""
         lengths = self._lengths_of_rows.get(split)
         return 0 if lengths is None else int((lengths > self.block_size).sum())
 
     @abstractmethod
     def prompt_source(self, prompts: Sequence[str]) -> BatchSource:
-        """Returns batches whose every token is scored, with ``prompt``, the list of texts.
+        """Returns batches that score every token of the prompts, whose texts are in ``prompt``.
 
         Raises:
-            ValueError: A prompt is longer than a row can be.
+            ValueError: If a prompt is longer than a row can be.
         """
 
     @abstractmethod
     def order(self) -> dict[str, Any]:
-        """Returns what decides, next to text and world size, what batch n holds; plain values."""
+        """Returns the settings that, with text and world size, determine batch n; plain values."""
 
     # Loaders
 
     def setup(self, stage: str | None = None) -> None:
-        # Opens the store; has the trainer accumulate what `global_batch` asks for.
+        # Opens the store, and sets the trainer's accumulation that `global_batch` implies.
         super().setup(stage)
         if stage == "fit" and self.trainer is not None:
             trainer = self.trainer
@@ -298,11 +300,11 @@ class LanguageDataModule(TextCorpus):
             trainer.accumulate_grad_batches = batch.accumulate
 
     def train_dataloader(self) -> BatchLoader:
-        """Returns the training loader, which goes on where the trainer stands.
+        """Returns the training loader, which starts at the trainer's current batch.
 
         Raises:
-            ValueError: The train split is too small for one batch, or a limit of the trainer cuts
-                a step of `global_batch`.
+            ValueError: If the train split is too small for one batch, or a limit of the trainer
+                cuts a step of `global_batch`.
         """
         source = self.training_source()
         trainer = self.trainer
@@ -324,12 +326,12 @@ class LanguageDataModule(TextCorpus):
         return self._loader(training, start=self._batches_processed, epoch_batches=epoch_batches)
 
     def begin_step(self, n: int) -> None:
-        """Has the optimiser step of a resumed run begin with training batch `n`."""
+        """Makes training batch `n` the first of the resumed optimiser step."""
         if self._training is not None:
             self._training.first = n
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        # Returns the validation loader; an empty list where there is no such split by choice.
+        # An empty list if the user chose to have no such split.
         split = self.validation_split
         training = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
         if self.expects(split) or not training:
@@ -343,7 +345,7 @@ class LanguageDataModule(TextCorpus):
         """Returns the loader of the test split.
 
         Raises:
-            ValueError: There is none.
+            ValueError: If there is none.
         """
         return self._evaluation_loader("test")
 
@@ -351,7 +353,7 @@ class LanguageDataModule(TextCorpus):
         """Returns the loader of the prompts in `predict_file`.
 
         Raises:
-            ValueError: There is no such file, or a prompt is longer than a window.
+            ValueError: If there is no such file, or a prompt is longer than a window.
         """
         if self.predict_file is None:
             raise ValueError("predict needs prompts: set data.predict_file to a txt or jsonl file")
@@ -378,7 +380,7 @@ class LanguageDataModule(TextCorpus):
         )
 
     def _ranks(self) -> Ranks:
-        """Returns ``rank`` and ``world_size``, as sources take them; 0 of 1 without a trainer."""
+        """Returns the arguments ``rank`` and ``world_size``, 0 and 1 without a trainer."""
         trainer = self.trainer
         if trainer is None:
             return {"rank": 0, "world_size": 1}
@@ -400,21 +402,21 @@ class LanguageDataModule(TextCorpus):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Returns the data that a checkpoint was trained on, not yet prepared.
+        """Returns the data module that a checkpoint was trained on, not yet prepared.
 
         Only tensors and plain values are unpickled, and only classes of this project, or of
         packages that the user has named, are built.
 
         Args:
-            checkpoint_path: The file.
-            map_location: Not used: data hold no tensors of it.
+            checkpoint_path: Path of the checkpoint.
+            map_location: Not used: data modules load no tensors.
             hparams_file: Not used: the recipe is in the checkpoint.
-            weights_only: Not used: other values are never unpickled.
+            weights_only: Not used: pickled code is never loaded.
             **kwargs: Init arguments that replace the saved ones.
 
         Raises:
-            ValueError: It is no checkpoint of this project, was trained without such data, or
-                brings code along.
+            ValueError: If it is no checkpoint of this project, was trained without such data, or
+                contains code.
         """
         content = read_file(Path(checkpoint_path))
         trust([public_path(cls)])
@@ -447,20 +449,20 @@ class LanguageDataModule(TextCorpus):
 
     @property
     def order_of_steps(self) -> dict[str, Any] | None:
-        """What decides the rows of a step on any number of devices, or None if they do, too."""
+        """Settings that fix the rows of a step on any number of devices; None if devices matter."""
         return None if self._shared_step(1) is None else self._whole_order()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Warns of data or an order unlike the checkpoint's; refuses another BOS or EOS.
+        # Warns if data or order differ from the checkpoint's; a different BOS or EOS is an error.
         self._refuse_other_special_tokens(state_dict)
         if state_dict["fingerprint"] != self.fingerprint:
             rank_zero_warn(
                 f"The checkpoint was trained on the data {state_dict['fingerprint']}, this run has "
                 f"{self.fingerprint}: another text, split or tokenizer. Set the data arguments of "
-                "the first run to go on with the same."
+                "the first run to continue with the same data."
             )
         before, now = state_dict["order"], self._whole_order()
-        # Where one run alone states the batch of a step, ``ResumeState`` compares the rows.
+        # If only one of the runs sets the batch of a step, ``ResumeState`` compares the rows.
         one_states = ("world_size" in before) != ("world_size" in now)
         changed = [
             f"{key} was {before.get(key)}, is {now[key]}"
@@ -475,13 +477,13 @@ class LanguageDataModule(TextCorpus):
 
 
 def limited_batches(available: int, limit: float) -> int:
-    """Returns the batches of an epoch under the trainer's limit, a number or a share."""
+    """Returns the batches of an epoch under the trainer's limit, a count or a fraction."""
     batches = int(available * limit) if isinstance(limit, float) else min(available, limit)
     return max(1, batches)  # at 0 the trainer does not train
 
 
 def _refuse_cut_steps(trainer: Any, epoch_batches: int, accumulate: int) -> None:
-    """Raises a ValueError if epochs end within a step; for trials of a few batches they may."""
+    """Raises a ValueError if epochs end within a step, except in trials of a few batches."""
     tries = getattr(trainer, "fast_dev_run", False) or getattr(trainer, "overfit_batches", 0)
     if epoch_batches % accumulate and not tries:
         whole = max(1, epoch_batches // accumulate) * accumulate
@@ -493,7 +495,7 @@ def _refuse_cut_steps(trainer: Any, epoch_batches: int, accumulate: int) -> None
 
 
 def _refuse_scheduled_accumulation(trainer: Any) -> None:
-    """Raises a ValueError if the accumulation changes: the normaliser would not follow."""
+    """Raises a ValueError if the accumulation changes during training."""
     for callback in trainer.callbacks:
         if (
             isinstance(callback, GradientAccumulationScheduler)

@@ -1,11 +1,11 @@
-"""``python -m datamodules.check FOLDER``: whether text stores hold what was written.
+"""``python -m datamodules.check FOLDER``: verifies text stores against their checksums.
 
-Of a config of questions, such as ``configs/data/gsm8k_aug.yaml``, the data are fetched, read whole,
-and compared with the number of rows that was published.
+For a config of questions, such as ``configs/data/gsm8k_aug.yaml``, it fetches the data, reads all
+of it, and compares the number of rows with the published one.
 
 Every block of every file is compared with its checksum, every id with the vocabulary, and every
-document end with the EOS before it. A store of an older version has no checksums: of it only
-the latter two.
+document end with the EOS before it. Stores of older versions have no checksums and get only the
+last two checks.
 """
 
 import argparse
@@ -21,16 +21,16 @@ import yaml
 
 from datamodules.hub import RowsWarning
 from datamodules.reasoning.module import ReasoningDataModule
-from datamodules.reasoning.preparation import ExampleStore, in_words
+from datamodules.reasoning.preparation import ExampleStore, format_reports
 from datamodules.store import SPLITS, Store, verify_store
 from lightning_models.recipe import build
 
 
 def stores_in(folder: Path) -> list[Path]:
-    """Returns the stores in a folder; unfinished ones are left out.
+    """Returns the finished stores in a folder.
 
     Raises:
-        ValueError: There are none.
+        ValueError: If there are none.
     """
     inner = sorted(folder.iterdir()) if folder.is_dir() else []
     stores = [path for path in inner if _is_named(path)]
@@ -43,15 +43,15 @@ def stores_in(folder: Path) -> list[Path]:
 
 
 def _is_named(folder: Path) -> bool:
-    """Returns whether a folder is named as `store.fingerprint` names stores."""
+    """Returns whether a folder's name has the form that `store.fingerprint` gives to stores."""
     return re.fullmatch(r".+-[0-9a-f]{16}", folder.name) is not None and folder.is_dir()
 
 
 def check(folder: Path) -> str:
-    """Returns what was checked of a store, in one line.
+    """Verifies a store and describes the checks in one line.
 
     Raises:
-        StoreError: It is damaged.
+        StoreError: If it is damaged.
     """
     store = Store(folder)
     if any("examples" in store.meta["splits"][split] for split in SPLITS):
@@ -64,11 +64,11 @@ def check(folder: Path) -> str:
 
 
 def fetch(config: Path) -> str:
-    """Compares a config's questions on the hub with their published number, in one line.
+    """Fetches a config's questions from the hub and describes them in one line.
 
     Raises:
-        ValueError: It is no such config, or the data cannot be read.
-        RowsWarning: The data have another number of rows than was published.
+        ValueError: If it is no such config, or the data cannot be read.
+        RowsWarning: If the number of rows differs from the published one.
     """
     content = yaml.safe_load(config.read_text())
     if not isinstance(content, dict) or "data" not in content:
@@ -79,7 +79,7 @@ def fetch(config: Path) -> str:
         settings = {**recipe["init_args"], "cache_dir": cache}
         data = build({**recipe, "init_args": settings}, ReasoningDataModule)
         data.prepare_data()
-        return f"{config}: {in_words(data.report())}; {json.dumps(data.origin)}"
+        return f"{config}: {format_reports(data.report())}; {json.dumps(data.origin)}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line a store or config; returns 0, or 2 if one is not as it should be."""
+    """Prints a line per store or config; returns 0, or 2 if a check failed."""
     status, paths = 0, list(build_parser().parse_args(argv).folders)
     while paths:
         path = paths.pop(0)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from tqdm import tqdm
 
-from datamodules.base import none_of, refuse
+from datamodules.base import choice_problems, raise_problems
 from datamodules.corpus import REMOVE_REPEATS, published_repeats, split_documents
 from datamodules.files import PARQUET_SUFFIXES, Format, format_of
 from datamodules.hub import HubFiles, HubSplit, check_revision
@@ -39,20 +39,20 @@ from datamodules.text import TextDataModule
 
 
 class SplitText(TextDataModule):
-    """Text of which some splits are published, and the rest are shares of the training documents.
+    """Text with some published splits; the others are shares of the training documents.
 
     Held-out splits are read first, so that a token cap does not lose them.
 
     Args:
-        train_tokens: Most training tokens that are stored: whole documents in corpus order, up to
-            the first that does not fit. Null takes all.
+        train_tokens: Maximum number of training tokens to store: whole documents in corpus order,
+            up to the first that does not fit. Null takes all.
         **kwargs: See `TextDataModule`.
 
     Raises:
-        ValueError: An argument is unusable.
+        ValueError: If an argument is invalid.
     """
 
-    # The option that gives each split documents of its own, for messages.
+    # Option that gives each split separate documents, for messages.
     split_options: ClassVar[Mapping[Split, str]] = FILE_KEYS
 
     def __init__(self, *, train_tokens: int | None = None, **kwargs: Any) -> None:
@@ -63,11 +63,11 @@ class SplitText(TextDataModule):
 
     @abstractmethod
     def has_own(self, split: Split) -> bool:
-        """Returns whether a split has documents of its own; the train split always has."""
+        """Returns whether a split has separate documents; the train split always has."""
 
     @abstractmethod
     def read(self, split: Split) -> Iterator[str]:
-        """Yields the documents of a split of its own."""
+        """Yields the documents of a split for which `has_own` is true."""
 
     @property
     def train_tokens(self) -> int | None:
@@ -104,8 +104,8 @@ class SplitText(TextDataModule):
     def tokenizer_text(self) -> Iterable[str]:
         """Returns the documents that a ``bpe:N`` is trained on.
 
-        Under a token cap, only as many as are within the cap for sure: one token stands for
-        at least one byte, and each document has an EOS.
+        Under a token cap, these are the documents that fit for certain: a token covers at least one
+        byte, and each document has an EOS.
         """
         room = self._train_tokens
         for text in self.documents("train"):
@@ -117,35 +117,35 @@ class SplitText(TextDataModule):
 
 
 class HubCorpus(SplitText):
-    """A corpus from the hub, or from files in its own format.
+    """A corpus from the hub, or from local files in its published format.
 
-    Without `data_files` everything comes from the hub. With them nothing does: val and test are
-    `val_files` and `test_files`, or shares of the documents of `data_files` (`val_fraction`,
-    `test_fraction`). Under a token cap (`train_tokens`) only as many files of the hub are fetched
-    as it takes.
+    Without `data_files` everything comes from the hub. With `data_files` nothing does: val and test
+    are `val_files` and `test_files`, or shares of the documents of `data_files` (`val_fraction`,
+    `test_fraction`). Under a token cap (`train_tokens`) only the hub files that it needs are
+    fetched.
 
     Args:
-        data_files: Your copy of the training files: one path or glob, or a list of them; null reads
-            from the hub.
+        data_files: Local copy of the training files: one path or glob, or a list of them; null
+            reads from the hub.
         val_files: Files of the validation split, with data_files.
         test_files: Files of the test split, with data_files.
-        revision: Commit, branch or tag of the hub's repository; null: the newest commit when
-            preparation begins. It goes on with the commit it began with, which meta.json keeps
-            (``origin``).
+        revision: Commit, branch or tag of the hub's repository; null takes the newest commit when
+            preparation begins. An interrupted preparation continues with the same commit, which
+            meta.json records (``origin``).
         **kwargs: See `SplitText` and `TextDataModule`.
 
     Raises:
-        ValueError: An argument is unusable.
+        ValueError: If an argument is invalid.
     """
 
-    # Next to the arguments of windows and loaders: files are named by their content.
+    # Files are identified by their content, so their paths are left out too.
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {
         "data_files",
         "val_files",
         "test_files",
         "val_fraction",
         "test_fraction",
-        "revision",  # is in the place on the hub, where it is given
+        "revision",  # part of the identity on the hub, if given
     }
     local_format: ClassVar[str] = "parquet or jsonl files with a field 'text'"
 
@@ -168,67 +168,67 @@ class HubCorpus(SplitText):
             )
         check_revision(revision, data_files)
 
-    # What a corpus writes
+    # Implemented by corpora
 
     @abstractmethod
     def hub_split(self, split: Split) -> HubSplit | None:
-        """Returns where the hub has a split, None where it has none."""
+        """Returns the location of a split on the hub, or None if it has none."""
 
     def read_file(self, path: Path) -> Iterator[str]:
-        """Yields the documents of one of your files, those without text too."""
+        """Yields the documents of one local file, including ones without text."""
         return read_documents(path, lone_surrogates=True)
 
     def read_hub(self, files: Iterable[Path]) -> Iterator[str]:
-        """Yields the documents of a split on the hub, whose files are fetched as they are read."""
+        """Yields the documents of a split on the hub, fetching files as they are read."""
         return read_files(files, self.read_file)
 
     def check_file(self, path: Path) -> None:
         """Raises a ValueError if a file's name shows that it cannot be read."""
         format_of(path)
 
-    # What it gets
+    # Provided here
 
     @property
     def is_local(self) -> bool:
-        """Whether the text comes from files of yours."""
+        """Whether the text is read from local files."""
         return self._patterns["train"] is not None
 
     @cached_property
     def files(self) -> dict[Split, list[Path]]:
-        """Your files of each split, in reading order.
+        """Local files of each split, in reading order.
 
         Raises:
-            ValueError: A file is missing, of unknown format, or in two splits.
+            ValueError: If a file is missing, of unknown format, or in two splits.
         """
         return files_of_splits(self._patterns, self.check_file)
 
     def has_own(self, split: Split) -> bool:
-        """Returns whether a split has files, or a place on the hub, of its own."""
-        return self._patterns[split] is not None if self.is_local else split in self._places
+        """Returns whether a split has separate files or a separate location on the hub."""
+        return self._patterns[split] is not None if self.is_local else split in self._locations
 
     @cached_property
-    def _places(self) -> dict[Split, HubSplit]:
-        """Where the hub has the splits that it has, at the revision that was asked for."""
-        found = {split: self.hub_split(split) for split in SPLITS}
-        return {s: replace(p, revision=self._revision) for s, p in found.items() if p is not None}
+    def _locations(self) -> dict[Split, HubSplit]:
+        """Locations of the hub's splits, at the requested revision."""
+        splits = {split: self.hub_split(split) for split in SPLITS}
+        return {s: replace(p, revision=self._revision) for s, p in splits.items() if p is not None}
 
     @cached_property
     def _hub(self) -> dict[Split, HubFiles]:
         return {
             split: HubFiles(
-                place.name,
-                place.pattern or place.files or "*",
-                revision=place.revision,
+                location.name,
+                location.pattern or location.files or "*",
+                revision=location.revision,
                 corpus=type(self).__name__,
-                place=place.split,
+                label=location.split,
                 cure=f"Pass your copy with data.data_files=... ({self.local_format})",
                 ahead=self._train_tokens is None,
             )
-            for split, place in self._places.items()
+            for split, location in self._locations.items()
         }
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Settles the commit of each split on the hub; nothing where your files are read."""
+        """Resolves the commit of each split on the hub; nothing for local files."""
         if self.is_local:
             return {}
         pins = {} if stored is None else stored
@@ -239,24 +239,26 @@ class HubCorpus(SplitText):
         if self.is_local:
             origin["files"] = {s: [identify(p) for p in paths] for s, paths in self.files.items()}
         else:
-            origin["hub"] = {split: place.identity for split, place in self._places.items()}
+            origin["hub"] = {
+                split: location.identity for split, location in self._locations.items()
+            }
         return {**super().source(), **origin, **self.shares()}
 
     def smaller_splits(self) -> str:
-        own = ", files of their own (data.val_files, data.test_files)" if self.is_local else ""
-        return f"more documents{own}"
+        extra = ", separate files (data.val_files, data.test_files)" if self.is_local else ""
+        return f"more documents{extra}"
 
     def repeats_cure(self) -> str | None:
         return REMOVE_REPEATS if self.is_local else published_repeats(self.document_noun)
 
     def read(self, split: Split) -> Iterator[str]:
-        """Yields the documents of the files, or of the place on the hub, of a split."""
+        """Yields the documents of a split, from local files or the hub."""
         if self.is_local:
             return read_files(self.files[split], self.read_file)
         return self.read_hub(self._paths(split))
 
     def _paths(self, split: Split) -> Iterable[Path]:
-        """Returns the files of a split; those of the hub are fetched while it is iterated over."""
+        """Returns the files of a split; iteration fetches files of the hub."""
         return self.files[split] if self.is_local else self._hub[split]
 
 
@@ -268,25 +270,25 @@ class OpenWebText(HubCorpus):
     """OpenWebText; the last 100,000 documents are the validation split, or nanoGPT's 0.05 %.
 
     The hub has one split. A token cap reads only its beginning, so validation is then the *first*
-    `val_documents` documents, training begins after them, and the log and meta.json say so. Your
-    own files always hold out the last ones.
+    `val_documents` documents, training begins after them, and the log and meta.json say so. Local
+    files always hold out the last ones.
 
     Hub: Skylion007/openwebtext. Files: parquet or jsonl with the field ``text``.
 
     Args:
-        val_documents: Documents held out for validation, where there are no val_files; only with
-            split='last'.
+        val_documents: Number of documents held out for validation if there are no val_files; only
+            with split='last'.
         test_fraction: Share of the remaining documents held out for the test.
         split: 'last' holds out `val_documents`; 'nanogpt' holds out 0.05 % of the documents, drawn
             as nanoGPT's data/openwebtext/prepare.py does, by `datasets`' ``train_test_split`` with
-            the seed 2357: the same documents in the same order. It needs the number of documents,
-            so it reads all of them, and they wait in a temporary file in `cache_dir`.
+            the seed 2357: the same documents in the same order. It needs the total number of
+            documents, so it reads all of them into a temporary file in `cache_dir`.
         **kwargs: See `HubCorpus`; val_fraction has no effect here.
 
     Raises:
-        ValueError: val_documents is negative, or split='nanogpt' comes with train_tokens,
-            val_files, test_fraction or other val_documents than the default; when preparing: the
-            corpus has no more documents.
+        ValueError: If val_documents is negative, or split='nanogpt' is combined with train_tokens,
+            val_files, test_fraction or a non-default val_documents; when preparing, if
+            val_documents leaves nothing for training.
     """
 
     not_in_source = HubCorpus.not_in_source | {"val_documents", "split"}
@@ -304,9 +306,9 @@ class OpenWebText(HubCorpus):
         self._split = split
         if val_documents < 0:
             raise ValueError(
-                f"val_documents={val_documents} must not be negative; 0 does without validation."
+                f"val_documents={val_documents} must not be negative; 0 trains without validation."
             )
-        refuse(none_of(("last", "nanogpt"), split=split))
+        raise_problems(choice_problems(("last", "nanogpt"), split=split))
         if split == "nanogpt":
             self._refuse_with_nanogpt(test_fraction)
 
@@ -315,8 +317,8 @@ class OpenWebText(HubCorpus):
         if self.train_tokens is not None:
             raise ValueError(
                 f"train_tokens={self.train_tokens} reads a part of the corpus, and split='nanogpt' "
-                "draws from all documents, whose number must be known. Set data.train_tokens to "
-                "null, or data.split to last."
+                "draws from all documents and must count them. Set data.train_tokens to null, or "
+                "data.split to last."
             )
         if self._val_documents != _VAL_DOCUMENTS:
             raise ValueError(
@@ -341,7 +343,7 @@ class OpenWebText(HubCorpus):
         return not self.is_local and self.train_tokens is not None
 
     def shares(self) -> dict[str, float]:
-        """Returns the shares of the training documents that are held out: none for validation."""
+        """Returns the held-out shares of the training documents; none for validation."""
         return {**super().shares(), "val_fraction": 0.0}
 
     def source(self) -> dict[str, Any]:
@@ -396,9 +398,9 @@ class OpenWebText(HubCorpus):
         yield from split_documents(rest, **self.shares())
 
     def _drawn(self) -> Iterator[tuple[Split, str]]:
-        """Yields nanoGPT's validation documents, then the rest, each in its order.
+        """Yields nanoGPT's validation documents, then the training documents, in its order.
 
-        ``train_test_split`` numbers all rows, so empty ones are left out only afterwards.
+        ``train_test_split`` permutes all rows, so empty ones are dropped only afterwards.
         """
         held_out = 0
 
@@ -419,7 +421,7 @@ class OpenWebText(HubCorpus):
         """Returns the number of documents.
 
         Raises:
-            ValueError: There are not more than are held out.
+            ValueError: If there are no more than are held out.
         """
         total = sum(self._file_counts)
         if total <= self._val_documents:
@@ -432,7 +434,7 @@ class OpenWebText(HubCorpus):
 
     @cached_property
     def _file_counts(self) -> list[int]:
-        """The documents of each file: the end of the last one is known only when all are read."""
+        """Number of documents of each file; counting reads all of them."""
         files = tqdm(self._paths("train"), desc="counting documents", unit=" files", disable=None)
         reading = Reading()
         counts = [sum(1 for _ in reading.texts(path, self.read_file(path))) for path in files]
@@ -440,7 +442,7 @@ class OpenWebText(HubCorpus):
         return counts
 
     def _between(self, first: int, end: int | None) -> Iterator[str]:
-        """Yields the documents with the numbers from `first` up to `end`, from their files."""
+        """Yields the documents with indices `first` (inclusive) to `end` (exclusive)."""
         base = 0
         for path, count in zip(self._paths("train"), self._file_counts, strict=True):
             begin, stop = max(first - base, 0), count if end is None else min(end - base, count)
@@ -450,7 +452,7 @@ class OpenWebText(HubCorpus):
 
 
 class PeS2o(HubCorpus):
-    """peS2o, with its own train and validation splits.
+    """peS2o, with its published train and validation splits.
 
     Hub: allenai/peS2o, data/v2 or data/v3. Files: its ``*.json.gz`` (version 2) or ``*.zst``
     (version 3), or jsonl (also .gz, .zst) or parquet, with the field ``text``; without val_files,
@@ -464,7 +466,7 @@ class PeS2o(HubCorpus):
         **kwargs: See `HubCorpus`.
     """
 
-    not_in_source = HubCorpus.not_in_source | {"version"}  # is in the place on the hub
+    not_in_source = HubCorpus.not_in_source | {"version"}  # part of the location on the hub
     local_format = (
         "train-*.json.gz or train-*.zst as published, or other jsonl or parquet with a field 'text'"
     )
@@ -473,7 +475,7 @@ class PeS2o(HubCorpus):
         self, *, version: Literal["v2", "v3"] = "v2", test_fraction: float = 0.0, **kwargs: Any
     ) -> None:
         super().__init__(test_fraction=test_fraction, **kwargs)
-        refuse(none_of(("v2", "v3"), version=version))
+        raise_problems(choice_problems(("v2", "v3"), version=version))
         self._version = version
 
     @property
@@ -481,7 +483,7 @@ class PeS2o(HubCorpus):
         return "jsonl" if self._version == "v3" else None
 
     def hub_split(self, split: Split) -> HubSplit | None:
-        """Returns the files of a split: the repository's own loader is a script."""
+        """Returns the files of a split; the repository's loader is a script and is not run."""
         if split == "test":
             return None
         name, files = {"train": ("train", "train*"), "val": ("validation", "valid*")}[split]
@@ -502,24 +504,24 @@ _LINE_SUFFIXES = (".raw", ".tokens")  # of the original archive: wiki.train.raw,
 
 
 class WikiText103(HubCorpus):
-    """WikiText-103, cut into articles: a document is a title line and all up to the next one.
+    """WikiText-103, cut into articles: each document runs from one title line to the next.
 
-    A title is a line `` = Title = `` with a blank line (or nothing) before and after it; without
-    that condition a few formulas would pass for titles. Lines are kept as they are.
+    A title is a line `` = Title = `` with a blank line (or nothing) before and after it; otherwise
+    a few formulas would pass for titles. Lines are kept unchanged.
 
-    Hub: Salesforce/wikitext, wikitext-103-raw-v1 or -v1, with its own three splits. Files: one
+    Hub: Salesforce/wikitext, wikitext-103-raw-v1 or -v1, with its three splits. Files: one
     paragraph a line, as wiki.train.raw, wiki.train.tokens or txt (also .gz, .zst), or the hub's
     parquet files; give val_files and test_files too.
 
     Args:
-        level: 'raw': text as written; 'word': the hub's word-level text with ``<unk>``. Your own
-            files are what they are.
+        level: 'raw': text as written; 'word': the hub's word-level text with ``<unk>``. It has no
+            effect on local files.
         shuffle_seed: Seed of one shuffle of the training articles before a token cap takes the
             first of them (the data subsets of the Thought Gestalt paper); null keeps their order.
         **kwargs: See `HubCorpus`.
 
     Raises:
-        ValueError: An argument is unusable; when preparing: a file has no article titles.
+        ValueError: If an argument is invalid; when preparing, if a file has no article titles.
     """
 
     not_in_source = HubCorpus.not_in_source | {"level"}
@@ -533,7 +535,7 @@ class WikiText103(HubCorpus):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        refuse(none_of(("raw", "word"), level=level))
+        raise_problems(choice_problems(("raw", "word"), level=level))
         if shuffle_seed is not None and shuffle_seed < 0:
             raise ValueError(f"shuffle_seed={shuffle_seed} must not be negative, or null.")
         self._level = level
@@ -555,7 +557,7 @@ class WikiText103(HubCorpus):
         return articles(read_column(path, "text") if parquet else read_lines(path), str(path))
 
     def read_hub(self, files: Iterable[Path]) -> Iterator[str]:
-        """Yields the articles of a split on the hub: a row is a line, files end within articles."""
+        """Yields the articles of a split on the hub; a row is a line, and articles span files."""
         lines = chain.from_iterable(read_column(path, "text") for path in files)
         return articles(lines, "The hub's WikiText-103")
 
@@ -567,23 +569,23 @@ class WikiText103(HubCorpus):
 
 
 def articles(lines: Iterable[str], where: str) -> Iterator[str]:
-    """Yields the articles: lines joined by line ends, from a title to the last one with text.
+    """Yields the articles: joined lines from a title to the last line with text.
 
-    Text before the first title (a file that was cut) is a document of its own.
+    Text before the first title (in a truncated file) is a separate document.
 
     Args:
         lines: Lines with or without their line ends.
-        where: What they are from, for the message.
+        where: Name of their source, for the message.
 
     Raises:
-        ValueError: There is text, but no title.
+        ValueError: If there is text but no title.
     """
     article: list[str] = []
     titles, before_is_blank, candidate = 0, True, None
     for raw in lines:
         line = raw.rstrip("\r\n")
         blank = not line or line.isspace()
-        if candidate is not None and blank:  # a blank line on both sides: it was a title
+        if candidate is not None and blank:  # blank on both sides: the candidate is a title
             yield from _joined(article)
             titles, article = titles + 1, []
         if candidate is not None:

@@ -1,7 +1,7 @@
-"""A corpus: documents by split, their tokenizer, and the text store that keeps their tokens.
+"""A corpus: documents by split, their tokenizer, and the text store of their tokens.
 
-Everything here is independent of how batches are cut from the tokens; what is below
-`base.LanguageDataModule` does that: windows in `text`, `sentences/`, questions in `reasoning/`.
+Nothing here depends on how batches are cut from the tokens, which subclasses of
+`base.LanguageDataModule` do: windows in `text`, `sentences/`, questions in `reasoning/`.
 """
 
 import os
@@ -52,26 +52,26 @@ class TextCorpus(L.LightningDataModule, ABC):
     Args:
         tokenizer: 'bytes', a tiktoken encoding ('gpt2'), a path of a tokenizer.json, a hub name, or
             'bpe:1024'.
-        cache_dir: Folder of the tokenised corpora, made where missing.
-        val_fraction: Share of the documents held out for validation, in [0, 1), where the corpus
-            has no own split.
-        test_fraction: Share of the documents held out for the test, in [0, 1), where the corpus has
-            no own split.
-        num_proc: Processes that tokenise; 1 tokenises in this one; null takes one a usable core, at
-            most 16. The stored data are the same.
+        cache_dir: Folder of the tokenised corpora; it is created if missing.
+        val_fraction: Share of the documents held out for validation, in [0, 1), if the corpus has
+            no such split.
+        test_fraction: Share of the documents held out for the test, in [0, 1), if the corpus has no
+            such split.
+        num_proc: Processes that tokenise; 1 tokenises in this process; null takes one per usable
+            core, at most 16. The stored data do not depend on it.
 
     Raises:
-        ValueError: An argument is out of its range, or the tokenizer's name is not known.
+        ValueError: If an argument is out of range, or the tokenizer's name is unknown.
     """
 
-    # Arguments that do not change the stored tokens (the tokenizer is in the fingerprint under its
-    # own key). Any other argument of a corpus does, unless it overrides `source`.
+    # Arguments that do not change the stored tokens (the tokenizer has a separate key in the
+    # fingerprint). Any other argument of a corpus does, unless it overrides `source`.
     not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir", "num_proc"})
-    # Arguments that are objects: a corpus that has some notes their recipes in hparams itself.
+    # Arguments that are objects; a corpus with any records their recipes in hparams itself.
     object_arguments: ClassVar[tuple[str, ...]] = ()
-    # A document, in warnings of documents that several splits have.
+    # Noun for a document, in warnings about documents in several splits.
     document_noun: ClassVar[str] = "text"
-    # Arguments that name text files of the user's.
+    # Arguments that name the user's text files.
     path_arguments: ClassVar[frozenset[str]] = frozenset({"data_files", "val_files", "test_files"})
 
     def __init__(
@@ -94,7 +94,7 @@ class TextCorpus(L.LightningDataModule, ABC):
                 "negative and leave something for training: choose a sum below 1."
             )
         if num_proc is not None and num_proc < 1:
-            raise ValueError(f"num_proc={num_proc} must be at least 1, or null for one a core.")
+            raise ValueError(f"num_proc={num_proc} must be at least 1, or null for one per core.")
         if num_proc is not None and num_proc > most_workers():
             raise ValueError(f"num_proc={num_proc} must be at most {most_workers()} here.")
         self.num_proc = num_proc
@@ -103,7 +103,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         self._repeats: Repeats | None = None  # of the documents that are being prepared
         self._name = type(self).__name__  # in messages
 
-    # What a corpus writes
+    # Implemented by corpora
 
     @abstractmethod
     def documents(self, split: Split) -> Iterable[str]:
@@ -116,7 +116,7 @@ class TextCorpus(L.LightningDataModule, ABC):
                 yield split, text
 
     def stored_documents(self, first: int = 0) -> Iterator[tuple[Split, str]]:
-        """Yields what goes into the store: `labelled_documents` from the number `first` on."""
+        """Yields the `labelled_documents` to store, from index `first` on."""
         documents = self.labelled_documents()
         if self.repeats_cure() is not None:
             self._repeats = Repeats()
@@ -125,7 +125,7 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     @property
     def train_tokens(self) -> int | None:
-        """Most tokens that the train split stores; None: no limit."""
+        """Maximum number of training tokens to store; None means no limit."""
         return None
 
     def tokenizer_text(self) -> Iterable[str]:
@@ -133,10 +133,10 @@ class TextCorpus(L.LightningDataModule, ABC):
         return self.documents("train")
 
     def source(self) -> dict[str, Any]:
-        """Returns what identifies the text, in plain values, for fingerprint and meta.json.
+        """Returns the identity of the text, in plain values, for fingerprint and meta.json.
 
-        Here: the class and every constructor argument that is not in `not_in_source`. A corpus with
-        files adds what they hold.
+        By default, it is the class and every constructor argument that is not in `not_in_source`. A
+        corpus with files adds hashes of their content.
         """
         arguments = {k: v for k, v in self._init_args().items() if k not in self.not_in_source}
         return {"corpus": type(self).__name__, **arguments}
@@ -147,40 +147,40 @@ class TextCorpus(L.LightningDataModule, ABC):
         return fractions[split] > 0
 
     def shares(self) -> dict[str, float]:
-        """Returns the shares of the training documents that are held out, where that is done.
+        """Returns the held-out shares of the training documents, if any are held out.
 
-        Keys are ``val_fraction`` and ``test_fraction``; 0 for a split with text of its own.
+        The keys are ``val_fraction`` and ``test_fraction``; 0 for a split with separate text.
         """
         return {}
 
     def smaller_splits(self) -> str:
-        """Returns what gives smaller held-out splits apart from smaller fractions, for messages."""
+        """Returns the remedy for large held-out splits besides smaller fractions, for messages."""
         return "more documents"
 
     def repeats_cure(self) -> str | None:
-        """Returns the advice where several splits have a document; None: repeats are not sought."""
+        """Returns the advice on documents in several splits, or None to skip that check."""
         return None
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives a split without documents some, for messages."""
+        """Returns the remedy for a split without documents, for messages."""
         return (
             f"Splits are by document, with val_fraction={self.val_fraction} and "
-            f"test_fraction={self.test_fraction}: change the fractions (0 does without that split) "
-            f"or give {self.smaller_splits()}."
+            f"test_fraction={self.test_fraction}: change the fractions (0 omits that split) or "
+            f"give {self.smaller_splits()}."
         )
 
     def notes(self) -> list[str]:
-        """Returns where the text differs from what papers train on, a sentence each.
+        """Returns the differences from the papers' training text, one sentence each.
 
-        They are logged when the text is prepared and in every run, and are in meta.json.
+        They are logged at preparation and in every run, and stored in meta.json.
         """
         return []
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Settles what is read where that can change, e.g. a commit, and returns it as JSON has it.
+        """Pins sources that can change, e.g. to a commit, and returns the pins as JSON values.
 
         Args:
-            stored: What it returned to a preparation that was killed and goes on; None: nothing.
+            stored: Pins of the interrupted preparation that continues, or None for a new one.
         """
         return {}
 
@@ -188,14 +188,14 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     @property
     def vocab_size(self) -> int:
-        """V; known without loading, but for a tokenizer.json by path and uncommon hub names."""
+        """V; loads the tokenizer only for a tokenizer.json by path and uncommon hub names."""
         return self.tokenizer.vocab_size if self._spec.vocab_size is None else self._spec.vocab_size
 
     @cached_property
     def fingerprint(self) -> str:
-        """Name of the text store: corpus, tokenizer, and a hash of all that decides the tokens."""
+        """Name of the text store: corpus, tokenizer, and a hash of all that affects the tokens."""
         corpus = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
-        tokenizer = "json" if self._spec.kind == "file" else re.sub(r"\W+", "_", self._spec.name)
+        tokenizer = "json" if self._spec.family == "file" else re.sub(r"\W+", "_", self._spec.name)
         return fingerprint(self._description(), f"{corpus}-{tokenizer}")
 
     def _description(self) -> dict[str, Any]:
@@ -208,13 +208,13 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; a trained one (``bpe:N``) exists only once the data are prepared.
+        """The tokenizer; a trained one (``bpe:N``) exists only after the data are prepared.
 
         Raises:
-            ValueError: It cannot be loaded, or its vocabulary has another size than its name
-                promises.
+            ValueError: If it cannot be loaded, or its vocabulary size differs from the one in its
+                name.
         """
-        if self._spec.kind in ("bytes", "tiktoken"):
+        if self._spec.family in ("bytes", "tiktoken"):
             return load_tokenizer(self._spec.name)
         stored = self._stored_tokenizer() if self.store_dir.exists() else None
         if stored is not None:
@@ -222,7 +222,7 @@ class TextCorpus(L.LightningDataModule, ABC):
                 return check_vocab_size(stored, self._spec)
             except ValueError as error:
                 raise damaged(self.store_dir, f"tokenizer.json: {error}") from error
-        if self._spec.kind == "bpe":
+        if self._spec.family == "bpe":
             raise StoreError(
                 f"tokenizer={self._spec.name!r} is trained when the data are prepared: run "
                 "prepare_data() first."
@@ -237,15 +237,15 @@ class TextCorpus(L.LightningDataModule, ABC):
     # Preparing
 
     def prepare_data(self) -> None:
-        """Tokenises the corpus into `store_dir`, unless that is done.
+        """Tokenises the corpus into `store_dir`, unless the store exists.
 
-        If it is killed, the next call makes what is not finished. One process does it, with
-        `num_proc` workers; others that call it meanwhile, also on other machines that see
-        `cache_dir`, wait for it. Logs how large the splits are.
+        After a kill, the next call completes the store. One process writes it, with `num_proc`
+        workers; concurrent callers, also on other machines that share `cache_dir`, wait for it. The
+        sizes of the splits are logged.
 
         Raises:
-            ValueError: An expected split has no documents, or a problem of the corpus or the
-                tokenizer.
+            ValueError: If an expected split has no documents, or the corpus or the tokenizer cannot
+                be read.
         """
         if not self.store_dir.exists():
             _LOGGED.discard(self.store_dir.absolute())
@@ -266,44 +266,44 @@ class TextCorpus(L.LightningDataModule, ABC):
         self._log_sizes()
 
     def _verify_for_training(self) -> None:
-        """Verifies the store before it is trained on; see `verify`."""
+        """Verifies the store before training; see `verify`."""
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.verify()
 
     def verify(self) -> None:
-        """Compares all of the store with its checksums, unless that was done when it was opened.
+        """Compares the whole store with its checksums, unless opening it did so.
 
         Raises:
-            StoreError: It does not hold what was written.
+            StoreError: If the store is damaged.
         """
         if not self._store.is_verified:
             verify_store(self._store)
 
     def _warn_of_repeats(self) -> None:
-        """Warns of the documents of several splits, if this process has read any."""
+        """Warns about documents in several splits, if this process has read the documents."""
         repeats, self._repeats = self._repeats, None
-        found = None if repeats is None else repeats.found(self.document_noun)
-        if found is not None:
+        message = None if repeats is None else repeats.describe(self.document_noun)
+        if message is not None:
             rank_zero_warn(
-                f"{self._name}: {found}: scores on {self.document_noun}s that are trained on say "
+                f"{self._name}: {message}: scores on {self.document_noun}s seen in training say "
                 f"nothing about new ones. {self.repeats_cure()}"
             )
 
     def _log_sizes(self) -> None:
-        """Logs how much text each split has, in one line, once a store in a process."""
-        place = self.store_dir.absolute()
-        if place in _LOGGED:
+        """Logs the sizes of the splits in one line, once per store and process."""
+        path = self.store_dir.absolute()
+        if path in _LOGGED:
             return
-        _LOGGED.add(place)
+        _LOGGED.add(path)
         counts = {split: self.counts(split) for split in SPLITS}
-        rank_zero_info(f"{self._name}: {in_words(counts)}")
+        rank_zero_info(f"{self._name}: {format_counts(counts)}")
         self._log_commits()
         warning = too_much_held_out(counts, self.shares(), self.smaller_splits())
         if warning is not None:
             rank_zero_warn(f"{self._name}: {warning}")
 
     def _log_commits(self) -> None:
-        """Logs the commits of the hub that were read, where no full commit was asked for."""
+        """Logs the hub commits that were read, unless a full commit was requested."""
         is_own = "revision" in argument_owners(type(self))
         option = "--data.revision" if is_own else "--data.corpus.init_args.revision"
         asked = (self if is_own else getattr(self, "corpus", self)).hparams.get("revision")
@@ -313,7 +313,7 @@ class TextCorpus(L.LightningDataModule, ABC):
             rank_zero_info(f"{self._name}: read {name} at {commit}; {option} {commit} repeats it.")
 
     def _log_notes(self, notes: list[str] | None = None) -> list[str]:
-        """Returns the notes on the text, and logs them in one line, once an object."""
+        """Logs the notes on the text in one line, and returns them."""
         notes = self.notes() if notes is None else notes
         if notes:
             rank_zero_info(f"{type(self).__name__}: {' '.join(notes)}")
@@ -321,7 +321,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         return notes
 
     def _make_tokenizer(self) -> Tokenizer:
-        if self._spec.kind == "bpe":
+        if self._spec.family == "bpe":
             return train_bpe(self._spec.name, self.tokenizer_text())
         tokenizer = load_tokenizer(self._spec.name)
         if isinstance(tokenizer, JsonTokenizer):
@@ -340,7 +340,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         """Opens the text store.
 
         Raises:
-            StoreError: It is missing or damaged.
+            StoreError: If it is missing or damaged.
         """
         self._store.counts("train")
         if not self._noted:
@@ -352,7 +352,7 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What the text of the prepared corpus was read from, e.g. a commit, in plain values."""
+        """Source of the prepared corpus, e.g. a commit, in plain values."""
         return dict(self._store.meta.get("origin", {}))
 
     def counts(self, split: Split) -> Counts:
@@ -367,21 +367,21 @@ class TextCorpus(L.LightningDataModule, ABC):
     # For checkpoints
 
     def _refuse_other_special_tokens(self, state_dict: Mapping[str, Any]) -> None:
-        """Raises a ValueError if a resumed run would read other special tokens than before."""
-        corpus: TextCorpus = getattr(self, "corpus", self)  # the one that has the tokenizer.json
+        """Raises a ValueError if the special tokens differ from the checkpoint's."""
+        corpus: TextCorpus = getattr(self, "corpus", self)  # the corpus that has the tokenizer.json
         saved = state_dict.get("corpus", state_dict).get("tokenizer") or {}
         option = "data.tokenizer" if corpus is self else "data.corpus.tokenizer"
         refuse_other_special_tokens(saved, corpus.tokenizer, corpus.cache_dir, option)
 
     def _init_args(self) -> dict[str, Any]:
-        """Returns the constructor's arguments; under the CLI hparams also hold the class path."""
+        """Returns the constructor's arguments; under the CLI, hparams also hold the class path."""
         names = argument_owners(type(self))
         return {key: yaml_values(value) for key, value in self.hparams.items() if key in names}
 
     def recipe(self) -> dict[str, Any]:
-        """Returns ``{"class_path": ..., "init_args": ...}``, from which to rebuild this object.
+        """Returns ``{"class_path": ..., "init_args": ...}``, which rebuilds this object.
 
-        Paths of text files are absolute, so that it can be rebuilt from any working folder.
+        Paths of text files are absolute, so it can be rebuilt from any working folder.
         """
         arguments = self._init_args()
         for key in self.path_arguments & arguments.keys():
@@ -396,25 +396,26 @@ def absolute(paths: Any) -> Any:
     return None if paths is None else os.path.abspath(os.path.expanduser(paths))
 
 
-# Splits of a corpus that has none of its own
+# Splits of a corpus without published ones
 
 _GOLDEN = 0.6180339887498949  # its multiples mod 1 spread evenly without a period
 
 
 def split_of(index: int, *, val_fraction: float, test_fraction: float) -> Split:
-    """Returns the split of the corpus' document number `index` (from 0).
+    """Returns the split of the document at `index` in the corpus.
 
     Multiples of the golden ratio mod 1 fall evenly on [0, 1), so the shares are met closely in a
     small corpus too, no period of the corpus (every tenth document a licence) is mirrored in a
-    split, and no pass over the corpus is needed. Documents 1 and 2 lie where the intervals of val
-    and test begin: three documents give all three splits something, however small the fractions.
+    split, and no pass over the corpus is needed. Documents 1 and 2 fall on the first points of the
+    val and test intervals, so three documents populate all three splits, however small the
+    fractions.
     """
-    place = (index - 1) * _GOLDEN % 1.0
-    if place < val_fraction:
+    point = (index - 1) * _GOLDEN % 1.0
+    if point < val_fraction:
         return "val"
     roomy = val_fraction <= _GOLDEN and test_fraction <= 1.0 - _GOLDEN
     test_start = _GOLDEN if roomy else val_fraction
-    return "test" if test_start <= place < test_start + test_fraction else "train"
+    return "test" if test_start <= point < test_start + test_fraction else "train"
 
 
 def split_documents(
@@ -431,7 +432,7 @@ REMOVE_REPEATS = "Remove the repeats from all splits but one."
 
 
 def published_repeats(noun: str) -> str:
-    """Returns the advice where data of the hub have a document in several splits."""
+    """Returns the advice for data of the hub with a document in several splits."""
     return (
         f"The data are published with these {noun}s; for scores on new ones only, pass a copy "
         "without them with data.data_files."
@@ -442,17 +443,17 @@ _MOST_HASHES = 2**19  # some 50 MB
 
 
 class Repeats:
-    """Finds the documents that stand in several splits, but for outer white space.
+    """Finds documents that occur in several splits, ignoring surrounding white space.
 
-    Continuations are passed over: answers recur, and only their questions tell whether they leak.
+    Continuations are skipped: answers recur, and only their questions show whether they leak.
 
-    Memory is bounded: of more than 2**19 different documents only those are kept whose hash is a
-    multiple of 2, 4, 8 and so on. Equal documents have equal hashes, so the same share of the
-    repeated ones stays, and their number is estimated from it.
+    Memory is bounded: beyond 2**19 distinct documents, it keeps only hashes that are multiples of
+    2, 4, 8 and so on. Equal documents have equal hashes, so the same share of the repeats is kept,
+    and their count is estimated from it.
     """
 
     def __init__(self) -> None:
-        self._splits: dict[int, int] = {}  # a bit for each split, by 64-bit hash
+        self._splits: dict[int, int] = {}  # bit mask of splits by 64-bit hash
         self._every = 1
 
     def watch(self, documents: Iterable[tuple[Split, str]]) -> Iterator[tuple[Split, str]]:
@@ -463,7 +464,7 @@ class Repeats:
             yield split, text
 
     def add(self, split: Split, text: str) -> None:
-        """Notes that a split has a document."""
+        """Records that a split has a document."""
         key = hash(text.strip())
         if key % self._every:
             return
@@ -473,11 +474,11 @@ class Repeats:
             kept = self._splits.items()
             self._splits = {k: bits for k, bits in kept if k % self._every == 0}
 
-    def found(self, noun: str) -> str | None:
-        """Returns how many documents stand in which splits, None if there are none.
+    def describe(self, noun: str) -> str | None:
+        """Returns the number of documents shared by each two splits, or None if there are none.
 
         Args:
-            noun: A document in the message, such as "text".
+            noun: Noun for a document in the message, such as "text".
         """
         parts = []
         for one, other in combinations(SPLITS, 2):
@@ -490,14 +491,14 @@ class Repeats:
         return "; ".join(parts) or None
 
 
-# How much text each split got
+# Sizes of the splits
 
-# More is reported: this many times what was asked, and this share of all tokens above it.
+# Held-out text is reported above this multiple of the requested share, and this much above it.
 _TIMES, _ABOVE = 2.0, 0.05
 
 
-def in_words(counts: Mapping[Split, Counts]) -> str:
-    """Returns documents and tokens of the splits that have any; units stand at the first."""
+def format_counts(counts: Mapping[Split, Counts]) -> str:
+    """Formats documents and tokens of the non-empty splits; units follow the first."""
     sizes = [(split, c.documents, c.tokens) for split, c in counts.items() if c.documents]
     if not sizes:
         return "no documents"
@@ -510,13 +511,13 @@ def in_words(counts: Mapping[Split, Counts]) -> str:
 def too_much_held_out(
     counts: Mapping[Split, Counts], shares: Mapping[str, float], cures: str
 ) -> str | None:
-    """Returns that far more tokens were held out than asked, and the cure; None if they were not.
+    """Returns a warning if far more tokens were held out than requested, or None.
 
     Args:
         counts: Sizes of all splits.
-        shares: Shares that were asked for, ``val_fraction`` and ``test_fraction``. A split without
-            a share is not counted: it has text of its own.
-        cures: What gives smaller splits apart from smaller fractions.
+        shares: Requested shares, ``val_fraction`` and ``test_fraction``. A split without a share
+            has separate text and is not counted.
+        cures: Remedies besides smaller fractions.
     """
     asked = {key: share for key, share in shares.items() if share > 0}
     held: dict[Split, Counts] = {
@@ -529,7 +530,7 @@ def too_much_held_out(
         return None
     documents = counts["train"].documents + sum(c.documents for c in held.values())
     return (
-        f"Held out for {' and '.join(held)} are {100 * tokens / whole:.3g}% of the tokens, where "
+        f"{100 * tokens / whole:.3g}% of the tokens are held out for {' and '.join(held)}, and "
         f"{' + '.join(asked)} asked for {100 * share:.3g}%: whole documents are held out, and "
-        f"there are {documents:,}. What helps: {cures}, or smaller fractions (0: no such split)."
+        f"there are {documents:,}. Use {cures}, or smaller fractions (0 omits the split)."
     )

@@ -1,13 +1,13 @@
-"""From benchmark text, whose words and marks stand apart, to text as people write it.
+"""Detokenisers that turn the spaced-out tokens of benchmarks back into running text.
 
-The benchmarks were published as tokens with a space between any two. Models of today were trained
-on running text, so papers undo those spaces before they score (Radford et al., 2019, section 3.1,
-and every paper since). Each function here is a list of rules, applied from first to last.
+The benchmarks were published as space-separated tokens. Current models were trained on running
+text, so papers undo those spaces before they score (Radford et al., 2019, section 3.1, and every
+paper since). Each function here is a list of rules, applied from first to last.
 
-The rules give what the usual scripts give on ordinary sentences. NOTE(paper): in a few rare places
-they do not, where those scripts damage text. In Wikipedia a row of dots (``. . .``) closes up,
-every ``don 't`` is joined, an apostrophe swallows no space that it should not, and a letter N
-between two words stays one (the scripts write 1, which is right for PTB alone).
+The rules agree with the usual scripts on ordinary sentences. NOTE(paper): they differ in a few rare
+cases in which those scripts damage text. In Wikipedia a row of dots (``. . .``) closes up, every
+``don 't`` is joined, an apostrophe swallows no space that it should not, and a letter N between two
+words stays one (the scripts write 1, which is right for PTB alone).
 """
 
 import re
@@ -17,7 +17,7 @@ Detokenizer = Callable[[str], str]
 _Rule = tuple[re.Pattern[str], str]
 
 VERSION = 1
-"""Goes up when a rule changes, so that text stored under the older one is not taken for it."""
+"""Incremented when a rule changes, so that text stored under the old rules is not reused."""
 
 _END = r"(?= |$)"  # before a space, or at the end of the text; not before a line end
 
@@ -32,7 +32,7 @@ def _apply(rules: list[_Rule], text: str) -> str:
     return text
 
 
-# What two marks that belong together enclose comes close to both.
+# Text within a pair of marks loses the spaces next to both.
 _PAIRS = _rules(
     (r"\( *([^()]*?) *\)", r"(\1)"),
     (r"\[ *([^][]*?) *\]", r"[\1]"),
@@ -107,14 +107,14 @@ def lambada(text: str) -> str:
 
 
 def scientific_papers(text: str) -> str:
-    """Returns a paper of PubMed or arXiv: the rules of WikiText, then those of LM1B.
+    """Returns a paper of PubMed or arXiv, after the rules of WikiText and LM1B, in that order.
 
-    A sentence is a line there. Its full stop stays apart (``word .``), as in the usual scripts,
-    whose rules ask for a space after it.
+    Each line is a sentence. Its full stop stays separate (``word .``), as in the usual scripts,
+    whose rules require a space after it.
     """
     return _apply([*_LINE_ENDS, *_WIKITEXT, *_LM1B], text)
 
 
 def unchanged(text: str) -> str:
-    """Returns the text as it is."""
+    """Returns the text unchanged."""
     return text

@@ -12,25 +12,25 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.store import SIZE, Split, token_dtype
 from datamodules.tokenizer_base import Tokenizer
 
-CHUNK_DOCUMENTS = 1024  # documents of a chunk, or fewer once they hold
-CHUNK_BYTES = 2**20  # this much text
-# A part ends with the first chunk that reaches this much text: minutes of work that a kill may
-# cost, and some 400 shards for the whole Pile, which an open stream holds open.
+CHUNK_DOCUMENTS = 1024  # maximum number of documents per chunk; a chunk also ends
+CHUNK_BYTES = 2**20  # once it has this much text
+# A part ends with the first chunk that reaches this much text. A kill then costs minutes of work,
+# and the whole Pile has some 400 shards, which an open stream holds open.
 PART_BYTES = 2**31
-# Text that is tokenised before workers are started: a small corpus is done by then.
+# Text to tokenise before workers are started; small corpora need no workers.
 BYTES_BEFORE_WORKERS = 2**23
-MOST_PROCESSES = 16  # by default: reading and writing, in one process, feed about that many
+MOST_PROCESSES = 16  # by default; one reading and writing process can feed about that many
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where in the corpus a chunk is.
+class ChunkPosition:
+    """Position of a chunk in the corpus.
 
     Attributes:
-        part: Number of its part.
+        part: Index of its part.
         documents: Documents of the corpus up to its end, empty ones included.
-        ends: Whether the part ends with it.
-        last: Whether the corpus does.
+        ends: Whether it is the last chunk of the part.
+        last: Whether it is the last chunk of the corpus.
     """
 
     part: int = 0
@@ -45,15 +45,15 @@ class Chunk:
 
     Attributes:
         splits: Split of each document that has text.
-        texts: Those documents, valid UTF-8.
-        sizes: UTF-8 bytes of each.
-        place: See `Place`.
+        texts: Texts of these documents, valid UTF-8.
+        sizes: UTF-8 bytes of each document.
+        position: See `ChunkPosition`.
     """
 
     splits: list[Split] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    place: Place = field(default_factory=Place)
+    position: ChunkPosition = field(default_factory=ChunkPosition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class EncodedChunk:
         sizes: UTF-8 bytes of each document, int64.
         lengths: Tokens of each document, its EOS included, int64.
         tokens: All documents in order, each followed by EOS, in the store's type.
-        token_sizes: UTF-8 bytes of text that each token covers, uint32; None where each id stands
-            for a fixed number.
-        place: See `Place`.
+        token_sizes: UTF-8 bytes of text that each token covers, uint32, or None if every id covers
+            a fixed number of bytes.
+        position: See `ChunkPosition`.
     """
 
     splits: list[Split]
@@ -75,10 +75,10 @@ class EncodedChunk:
     lengths: np.ndarray
     tokens: np.ndarray
     token_sizes: np.ndarray | None = None
-    place: Place = field(default_factory=Place)
+    position: ChunkPosition = field(default_factory=ChunkPosition)
 
     def until(self, document: int) -> "EncodedChunk":
-        """Returns the chunk, ending the corpus, without its documents from `document` on."""
+        """Returns the chunk up to (without) `document`, marked as the end of the corpus."""
         stop = int(self.lengths[:document].sum())
         return EncodedChunk(
             splits=self.splits[:document],
@@ -86,7 +86,7 @@ class EncodedChunk:
             lengths=self.lengths[:document],
             tokens=self.tokens[:stop],
             token_sizes=None if self.token_sizes is None else self.token_sizes[:stop],
-            place=replace(self.place, ends=True, last=True),
+            position=replace(self.position, ends=True, last=True),
         )
 
 
@@ -98,7 +98,7 @@ def usable_cores() -> int:
 
 
 def most_workers() -> int:
-    """Returns how many processes may be asked for: 8 a usable core, and 256 on any machine."""
+    """Returns the maximum number of processes: 8 per usable core, and at least 256."""
     return max(256, 8 * usable_cores())
 
 
@@ -107,9 +107,9 @@ class Continuation(str):
 
 
 class Encoded(str):
-    """A document that was published as tokens: their uint16 bytes, read as Latin-1.
+    """A document that was published as tokens: the Latin-1 string of their uint16 bytes.
 
-    As a str it passes through chunks and worker processes like a text, at 2 bytes a token.
+    As a str it passes through chunks and worker processes like any text, at 2 bytes per token.
     """
 
     @classmethod
@@ -132,23 +132,27 @@ def as_utf8(text: str) -> tuple[str, int]:
         return clean, len(clean.encode("utf-8"))
 
 
-def chunks(documents: Iterable[tuple[Split, str]], start: Place | None = None) -> Iterator[Chunk]:
-    """Yields documents in chunks; those without a character are counted and left out.
+def chunks(
+    documents: Iterable[tuple[Split, str]], start: ChunkPosition | None = None
+) -> Iterator[Chunk]:
+    """Yields documents in chunks; empty documents are counted and left out.
 
     Args:
-        documents: (split, text), beginning with a part.
-        start: That part, and the documents before it.
+        documents: (split, text) pairs, from the first document of a part.
+        start: Position of that part in the corpus.
     """
-    place = Place() if start is None else start
+    position = ChunkPosition() if start is None else start
     chunk, count, filled, in_part = Chunk(), 0, 0, 0
     for split, text in documents:
         if count >= CHUNK_DOCUMENTS or filled >= CHUNK_BYTES:
             in_part += filled
-            place = replace(place, documents=place.documents + count, ends=in_part >= PART_BYTES)
-            chunk.place = place
+            position = replace(
+                position, documents=position.documents + count, ends=in_part >= PART_BYTES
+            )
+            chunk.position = position
             yield chunk
-            if place.ends:
-                place, in_part = replace(place, part=place.part + 1, ends=False), 0
+            if position.ends:
+                position, in_part = replace(position, part=position.part + 1, ends=False), 0
             chunk, count, filled = Chunk(), 0, 0
         clean, size = as_utf8(text)
         if size:
@@ -156,16 +160,16 @@ def chunks(documents: Iterable[tuple[Split, str]], start: Place | None = None) -
             chunk.texts.append(clean)
             chunk.sizes.append(size)
         count, filled = count + 1, filled + size
-    documents_in_all = place.documents + count
-    chunk.place = replace(place, documents=documents_in_all, ends=True, last=True)
+    documents_in_all = position.documents + count
+    chunk.position = replace(position, documents=documents_in_all, ends=True, last=True)
     yield chunk
 
 
 def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
-    """Returns the tokens of a chunk: of each document BOS where there is one, its ids, EOS."""
+    """Returns the tokens of a chunk: BOS (if the tokenizer has one), ids and EOS per document."""
     measured = _encoded(tokenizer, chunk.texts)
     bos_id = tokenizer.text_bos_id
-    given = (Continuation, Encoded)  # texts that do not begin with BOS, or have all their tokens
+    given = (Continuation, Encoded)  # no BOS is added to these
     begins = [bos_id is not None and not isinstance(t, given) for t in chunk.texts]
     text_sizes = [
         int(sizes.sum()) if isinstance(text, Encoded) else size
@@ -185,28 +189,28 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
         tokens[start + begin : end - 1] = ids
         if covered is not None:
             covered[start + begin : end - 1] = sizes
-            covered[end - 1] = size - sizes.sum()  # a text that normalises to nothing
+            covered[end - 1] = size - sizes.sum()  # bytes of a text that normalises to nothing
     return EncodedChunk(
         splits=chunk.splits,
         sizes=np.array(text_sizes, dtype="<i8"),
         lengths=lengths,
         tokens=tokens,
         token_sizes=covered,
-        place=chunk.place,
+        position=chunk.position,
     )
 
 
 def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns ids and bytes of each document; a published one keeps its tokens."""
+    """Returns ids and bytes of each document; published tokens are kept."""
     written = iter(_tokenised(tokenizer, [t for t in texts if not isinstance(t, Encoded)]))
     return [_published(t, tokenizer) if isinstance(t, Encoded) else next(written) for t in texts]
 
 
 def _tokenised(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns ids and bytes of each text; no bytes where each id stands for a fixed number."""
+    """Returns ids and bytes of each text; bytes are empty if every id has a fixed size."""
     continued = [isinstance(text, Continuation) for text in texts]
     if tokenizer.exact_bytes:
-        # without a dummy prefix, so that continuations are texts like any other
+        # such tokenizers add no dummy prefix, so continuations need no special treatment
         return [(ids, _NO_SIZES) for ids in tokenizer.encode_arrays(texts)]
     later = iter(
         tokenizer.measure_continuations([t for t, c in zip(texts, continued, strict=True) if c])
@@ -221,13 +225,13 @@ def _published(document: Encoded, tokenizer: Tokenizer) -> tuple[np.ndarray, np.
     """Returns a document's ids and their bytes by `token_bytes`, (N,) int64 each.
 
     Raises:
-        ValueError: An id is outside the vocabulary.
+        ValueError: If an id is outside the vocabulary.
     """
     ids = document.ids
     if ids.size and ids.max() >= tokenizer.vocab_size:
         raise ValueError(
             f"The corpus holds the token {ids.max()}, and the tokenizer has "
-            f"{tokenizer.vocab_size}: set data.tokenizer to the one that it was made with."
+            f"{tokenizer.vocab_size}: set data.tokenizer to the corpus's tokenizer."
         )
     return ids, tokenizer.token_bytes.numpy()[ids]
 
@@ -236,11 +240,11 @@ _NO_SIZES = np.empty(0, dtype=np.int64)
 
 
 class WorkerDiedError(ValueError):
-    """A tokenising process ended early; the message says what to change."""
+    """Raised when a tokenising process ended early; the message says what to change."""
 
 
 class _Encoding(Dataset[EncodedChunk | Exception]):
-    """Encoded chunks "at" chunks, for a `DataLoader`; an error is returned, not raised."""
+    """A dataset that is indexed by chunks and encodes them; errors are returned, not raised."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -252,32 +256,32 @@ class _Encoding(Dataset[EncodedChunk | Exception]):
             return error
 
     def start(self, worker: int) -> None:
-        """Makes a worker ready."""
+        """Initialises a worker."""
         self._tokenizer.use_one_core()
 
 
 def unchanged(item: Any) -> Any:
-    """Returns the item: what a `DataLoader` is to do with what is whole already."""
+    """Returns the item unchanged, as the `collate_fn` of a `DataLoader` of whole chunks."""
     return item
 
 
 def encode_in_order(
-    found: Iterable[Chunk], tokenizer: Tokenizer, num_proc: int | None = None
+    source: Iterable[Chunk], tokenizer: Tokenizer, num_proc: int | None = None
 ) -> Generator[EncodedChunk, None, None]:
     """Yields the chunks encoded, in order.
 
     Args:
-        found: Chunks, read in this process as they are needed.
+        source: Chunks, read in this process as they are needed.
         tokenizer: Tokenizer of the store.
-        num_proc: Processes that tokenise; 1: this one, with the threads of the tokenizer's library;
-            None: one a usable core, at most 16.
+        num_proc: Processes that tokenise. 1 tokenises in this process, with the threads of the
+            tokenizer's library; None takes one per usable core, at most 16.
 
     Raises:
-        WorkerDiedError: A worker process ended before its work was done.
+        WorkerDiedError: If a worker process ended before its work was done.
     """
     if num_proc is None:
         num_proc = min(usable_cores(), MOST_PROCESSES)
-    rest, done = iter(found), 0
+    rest, done = iter(source), 0
     for chunk in rest:
         yield encode_chunk(tokenizer, chunk)
         done += sum(chunk.sizes)
@@ -293,7 +297,7 @@ def encode_in_order(
         num_workers=num_proc,
         collate_fn=unchanged,
         worker_init_fn=encoding.start,
-        generator=torch.Generator(),  # the global one is a run's
+        generator=torch.Generator(),  # leaves the run's global generator alone
     )
     try:
         for result in loader:
@@ -304,6 +308,7 @@ def encode_in_order(
         if "DataLoader worker" not in str(error):
             raise
         raise WorkerDiedError(
-            f"A tokenising process ended early ({error}; 'Killed' is mostly a lack of memory). "
-            "Start again, finished parts are kept; a smaller data.num_proc needs less memory."
+            f"A tokenising process ended early ({error}; 'Killed' usually means too little "
+            "memory). Start again: finished parts are kept, and a smaller data.num_proc needs "
+            "less memory."
         ) from error

@@ -1,7 +1,7 @@
-"""Files of the user's: their formats, and the one place that opens them.
+"""The user's files: their formats, and the only functions that open them.
 
-`open_bytes` decompresses .gz and .zst and notices every cut within them; `open_text` also notices
-text that is not UTF-8.
+`open_bytes` decompresses .gz and .zst and detects every truncation; `open_text` also detects text
+that is not UTF-8.
 """
 
 import codecs
@@ -26,20 +26,20 @@ PARQUET_SUFFIXES = (".parquet",)
 COMPRESSIONS = (".gz", ".zst")
 
 CHUNK = 2**20  # bytes read at once
-# Compressed bytes that are expanded at once: zstd packs up to 2**17 bytes into 4.
+# Compressed bytes to expand at once: zstd packs up to 2**17 bytes into 4.
 _PACKED = 2**12
-_LONGEST_WINDOW = 2**31  # bytes; of `zstd --long=31`, the longest there is
+_LONGEST_WINDOW = 2**31  # bytes; the maximum, `zstd --long=31`
 
 
 def format_of(path: Path, default: Format | None = None) -> Format:
-    """Returns the format that the suffix names.
+    """Returns the format that a file's suffix names.
 
     Args:
         path: File, which need not exist.
-        default: Format of a file with any other suffix. Null refuses it.
+        default: Format of files with any other suffix. None rejects them.
 
     Raises:
-        ValueError: The suffix is of no format, and there is no default.
+        ValueError: If the suffix names no format and there is no default.
     """
     suffixes = [s.lower() for s in path.suffixes]
     compressed = bool(suffixes) and suffixes[-1] in COMPRESSIONS
@@ -56,21 +56,21 @@ def format_of(path: Path, default: Format | None = None) -> Format:
         f"{path}: the suffix decides the format, which must be one of "
         f"{', '.join(TEXT_SUFFIXES + JSONL_SUFFIXES)} (also followed by "
         f"{' or '.join(COMPRESSIONS)}) or {PARQUET_SUFFIXES[0]}. Rename or convert the file, or "
-        "name the format where there is an option for it (LocalText: data.format)."
+        "name the format if there is an option for it (LocalText: data.format)."
     )
 
 
 class _ZstdFrames(io.RawIOBase):
-    """The decompressed bytes of a zstd file of one or more frames.
+    """Raw stream of the decompressed bytes of a zstd file with one or more frames.
 
-    Unlike the library's own stream it notices a file that ends within a frame (EOFError).
+    Unlike the library's stream, it raises an EOFError if the file ends within a frame.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
         self._library = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
-        self._frame: Any = None  # that is being read
-        self._packed = b""  # read from the file, belongs to the next frame
+        self._frame: Any = None  # currently being read
+        self._packed = b""  # bytes already read, from the next frame
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
@@ -85,7 +85,7 @@ class _ZstdFrames(io.RawIOBase):
         return size
 
     def _decompress(self) -> bool:
-        """Decompresses a piece of the file; returns whether there was one."""
+        """Decompresses the next piece of the file; returns whether there was one."""
         packed = self._packed or self._file.read(_PACKED)
         if not packed:
             if self._frame is not None:
@@ -115,16 +115,16 @@ def _open(path: Path) -> io.BufferedReader:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for its bytes, decompressed where its name ends in .gz or .zst.
+    """Opens a file in binary mode, decompressing names that end in .gz or .zst.
 
     Raises:
-        ValueError: The compressed data are damaged or cut off; also while the file is read.
+        ValueError: If the compressed data are damaged or truncated; also while reading.
     """
     with _open(path) as file:
         try:
             yield file
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            if isinstance(error, OSError) and error.errno is not None:  # disk error
                 raise
             raise ValueError(
                 f"{path}: the compressed data are damaged or cut off ({first_line(error)}). Get it "
@@ -137,8 +137,8 @@ def open_text(path: Path) -> Iterator[io.BufferedReader]:
     """Opens a file, which may be compressed, for the bytes of its UTF-8 text.
 
     Raises:
-        ValueError: The compressed data are damaged, or the text is not UTF-8; also while the file
-            is read.
+        ValueError: If the compressed data are damaged, or the text is not UTF-8; also while
+            reading.
     """
     with open_bytes(path) as file:
         reader = cast(io.BufferedReader, file)
@@ -149,7 +149,7 @@ def open_text(path: Path) -> Iterator[io.BufferedReader]:
             raise not_utf8(path) from error
 
 
-HEAD = 1024  # bytes from which other encodings are told
+HEAD = 1024  # bytes that suffice to detect other encodings
 _BEGINNINGS = {
     b"\x1f\x8b": "is compressed with gzip. Rename it so that it ends in .gz.",
     b"\x28\xb5\x2f\xfd": "is compressed with zstd. Rename it so that it ends in .zst.",
@@ -161,10 +161,10 @@ _BEGINNINGS = {
 
 
 def _refuse_other_encodings(path: Path, head: bytes) -> None:
-    """Raises a ValueError if the first bytes of a file are of another encoding than UTF-8."""
+    """Raises a ValueError if the first bytes of a file show an encoding other than UTF-8."""
     what = next((what for bytes_, what in _BEGINNINGS.items() if head.startswith(bytes_)), None)
     if what is None and len(head) > 3:
-        # Without a mark at the beginning: every other byte of Latin text in UTF-16 is 0.
+        # Without a byte order mark, every other byte of Latin text in UTF-16 is 0.
         even, odd = (head[i::2].count(0) / len(head[i::2]) for i in (0, 1))
         what = "UTF-16" if max(even, odd) > 0.5 and min(even, odd) < 0.1 else None
     if what is not None and what.startswith("UTF-"):
@@ -174,13 +174,13 @@ def _refuse_other_encodings(path: Path, head: bytes) -> None:
 
 
 def not_utf8(path: Path, where: str | None = None) -> ValueError:
-    """Returns the error for a file that is not UTF-8, with the place of its first such bytes.
+    """Returns the error for a file that is not UTF-8, with the offset of the first bad bytes.
 
     Args:
         path: File, which may be compressed.
-        where: File and line, where the line is known.
+        where: File and line, if the line is known.
     """
-    place = ""
+    position = ""
     decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
     with contextlib.suppress(OSError, ValueError), open_bytes(path) as file:
         chunk = file.read(CHUNK)
@@ -188,28 +188,28 @@ def not_utf8(path: Path, where: str | None = None) -> ValueError:
             try:
                 decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
-                # The decoder puts the begun character of the last chunk before this one.
+                # The decoder prepends the incomplete character of the last chunk.
                 first = offset - (len(error.object) - len(chunk)) + error.start
-                found = error.object[error.start : error.end].hex(" ")
+                bad_bytes = error.object[error.start : error.end].hex(" ")
                 unpacked = "decompressed " if path.suffix.lower() in COMPRESSIONS else ""
-                place = f" ({unpacked}byte {first}: {found})"
+                position = f" ({unpacked}byte {first}: {bad_bytes})"
                 break
             offset += len(chunk)
             chunk = file.read(CHUNK)
     return ValueError(
-        f"{where or path} is not UTF-8{place}. Convert it, e.g. with: iconv -f latin1 -t utf-8 "
+        f"{where or path} is not UTF-8{position}. Convert it, e.g. with: iconv -f latin1 -t utf-8 "
         "(if it is Latin-1)."
     )
 
 
 def expand(patterns: str | Iterable[str]) -> list[Path]:
-    """Returns the files that paths and globs name, in that order; the files of a glob are sorted.
+    """Returns the files that paths and globs match, in that order; files of a glob are sorted.
 
-    A file of several names (a link, a relative and an absolute path) is returned once, under the
-    first of them.
+    A file with several names (a link, a relative and an absolute path) is returned once, under the
+    first name.
 
     Raises:
-        ValueError: A path is missing or a folder, or a glob matches nothing.
+        ValueError: If a path is missing or a folder, or a glob matches nothing.
     """
     paths: dict[Path, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -232,24 +232,24 @@ def _expand_one(pattern: str) -> list[Path]:
             f"{pattern}: there is no such file (looked from {Path.cwd()}). Check the path."
         )
     names = sorted(glob.glob(_with_folders(path), recursive=True))
-    found = [path for path in map(Path, names) if path.is_file()]
-    if not found:
+    matches = [path for path in map(Path, names) if path.is_file()]
+    if not matches:
         raise ValueError(
             f"{pattern}: no file matches (looked from {Path.cwd()}). Check the pattern; a bracket "
             "that is part of a name is written [[]."
         )
-    return found
+    return matches
 
 
 def _with_folders(pattern: Path) -> str:
-    """Returns a glob whose first folders, as far as they exist, stand for themselves."""
+    """Returns a glob with its leading existing folders escaped."""
     parts = list(pattern.parts)
     count = next(i for i in range(len(parts), -1, -1) if Path(*parts[:i]).is_dir())
     return str(Path(*map(glob.escape, parts[:count]), *parts[count:]))
 
 
 def files_like(folder: Path, pattern: str) -> list[Path]:
-    """Returns the files of a folder whose names, but for case and compression, fit a glob."""
+    """Returns the files of a folder whose names match a glob, ignoring case and compression."""
     endings = ("", *COMPRESSIONS)
     return sorted(
         path

@@ -1,8 +1,8 @@
-"""Files of a data set on the Hugging Face hub, fetched at one commit into the hub's own cache.
+"""Files of a data set on the Hugging Face hub, fetched at one commit into the hub's cache.
 
-A repository changes under its name; a commit does not. So the commit is asked for once, before the
-first file, and all files are those of it. They are read like your own, by `readers`: no loader of
-the repository, and so no script, has a say. What was fetched stays in HF_HOME.
+A repository can change, a commit cannot. The commit is therefore resolved once, before the first
+file, and all files are fetched at it. `readers` reads them like local files; no script of the
+repository runs. Fetched files stay in HF_HOME.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.tokenizer_base import first_line
 
-CONVERSION = "refs/convert/parquet"  # the hub's own conversion of a data set, a branch next to it
-_TIMEOUT = 10  # seconds for a question to the hub
+CONVERSION = "refs/convert/parquet"  # branch with the hub's conversion of a data set
+_TIMEOUT = 10  # seconds per request to the hub
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,11 @@ class HubSplit:
 
     Attributes:
         name: Repository, e.g. ``"Salesforce/wikitext"``.
-        split: Its name there.
-        config: Configuration, None for the only one.
-        files: Glob of jsonl files in the repository, where it has other files too.
+        split: Name of the split in the repository.
+        config: Configuration, or None for the only one.
+        files: Glob of jsonl files in the repository, if it also has other files.
         revision: Commit, branch or tag, the newest commit by default.
-        pattern: Glob of its files, or several with | between them; * also matches /. Empty:
+        pattern: Glob of its files, or several separated by |; * also matches /. Defaults to
             `files`.
     """
 
@@ -45,62 +45,62 @@ class HubSplit:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What goes into a data fingerprint."""
+        """Values that enter a data fingerprint."""
         return {k: v for k, v in vars(self).items() if v is not None and k != "pattern"}
 
 
 def check_revision(revision: str | None, data_files: str | list[str] | None) -> None:
-    """Raises a ValueError if there are files of yours, which no revision says anything about."""
+    """Raises a ValueError if a revision is given for local files."""
     if data_files is not None and revision is not None:
         raise ValueError(
-            f"revision={revision!r} is that of the hub's repository, and data_files are read "
+            f"revision={revision!r} belongs to the hub's repository, and data_files are read "
             "instead of it. Set data.revision or data.data_files to null."
         )
 
 
 def dataset_info(name: str, revision: str | None = None) -> Any:
-    """Returns what the hub says of a data set: ``sha`` and the files (``siblings``)."""
+    """Returns the hub's record of a data set, with ``sha`` and the files (``siblings``)."""
     import huggingface_hub
 
     return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_TIMEOUT)
 
 
 class RowsWarning(UserWarning):
-    """A data set of the hub with another number of rows than was published."""
+    """Warns that a data set of the hub does not have the published number of rows."""
 
 
 def check_rows(where: str, rows: int, published: int | None) -> None:
-    """Warns where a split has another number of rows than was published.
+    """Warns if the number of rows of a split differs from the published one.
 
     Args:
         where: Repository, split and commit, for the message.
-        rows: How many there are.
-        published: Number that its authors name, if any.
+        rows: Number of rows read.
+        published: Number of rows that the authors state, if any.
     """
     if published is not None and rows != published:
         rank_zero_warn(
             f"{where} has {rows:,} rows, and {published:,} were published: set data.revision to "
-            "another commit, or say so with results.",
+            "another commit, or report it with results.",
             category=RowsWarning,
         )
 
 
 class CorpusUnavailableError(ValueError):
-    """A corpus that could not be fetched; the message says what to pass or set instead."""
+    """Raised when a corpus cannot be fetched; the message says what to pass or set instead."""
 
 
 class HubFiles:
     """The files of a split, fetched one after another as they are iterated over.
 
-    Without a network, those in the hub's cache, where it has all of them.
+    Without a network, the hub's cache is used if it has all of them.
 
     Args:
         name: Repository.
-        pattern: Glob of their paths in it, or several with | between them; * also matches /.
+        pattern: Glob of their paths in the repository, or several separated by |; * also matches /.
         revision: Commit, branch or tag, the newest commit by default.
-        corpus: Who asks, for messages.
-        place: Which split or files, for messages.
-        cure: How to give a copy of one's own, in words that go on with "or".
+        corpus: Name of the corpus, for messages.
+        label: Name of the split or files, for messages.
+        cure: How to pass a local copy; the message continues it with "or".
         ahead: Whether to fetch all files, in parallel, before the first one is read.
     """
 
@@ -111,20 +111,20 @@ class HubFiles:
         *,
         revision: str | None = None,
         corpus: str,
-        place: str,
+        label: str,
         cure: str,
         ahead: bool = True,
     ) -> None:
         self._name, self._pattern, self._revision = name, pattern, revision
-        self._corpus, self._place, self._cure, self._ahead = corpus, place, cure, ahead
+        self._corpus, self._label, self._cure, self._ahead = corpus, label, cure, ahead
         self._commit: str | None = None
         self._files: list[str] | None = None
 
     def pin(self, stored: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Returns name and commit of what is read: as stored, or, asked once, the hub's newest.
+        """Returns the repository's name and commit: the stored commit, or else the hub's newest.
 
         Raises:
-            CorpusUnavailableError: Neither the hub nor its cache has it.
+            CorpusUnavailableError: If neither the hub nor its cache has it.
         """
         if stored is not None and stored["commit"] != self._commit:
             self._commit, self._files = stored["commit"], None
@@ -138,7 +138,7 @@ class HubFiles:
         """Yields the files, sorted by name.
 
         Raises:
-            CorpusUnavailableError: One cannot be fetched.
+            CorpusUnavailableError: If one cannot be fetched.
         """
         import huggingface_hub
 
@@ -158,7 +158,7 @@ class HubFiles:
             yield Path(path)
 
     def _listed(self, revision: str | None) -> tuple[str, list[str]]:
-        """Returns commit and files of a revision, by the hub or its cache."""
+        """Returns commit and files of a revision, from the hub or its cache."""
         try:
             info = dataset_info(self._name, revision)
         except Exception as reason:
@@ -169,7 +169,7 @@ class HubFiles:
         return info.sha, files
 
     def _cached(self, revision: str | None, reason: Exception) -> tuple[str, list[str]]:
-        """Returns commit and files in the cache; raises `reason` if it has not all of them."""
+        """Returns commit and files in the cache; raises `reason` unless it has all of them."""
         import huggingface_hub
 
         try:
@@ -181,7 +181,7 @@ class HubFiles:
         folder = Path(cached)
         paths = (path for path in folder.rglob("*") if path.is_file())
         files = self._fitting(path.relative_to(folder).as_posix() for path in paths)
-        if self._pattern == "*" and files:  # of many kinds, which have no number in common
+        if self._pattern == "*" and files:  # of several splits, so names give no total
             return folder.name, files
         total = re.search(r"-of-(\d+)", files[0]) if files else None
         if not files or (total is not None and int(total[1]) != len(files)):
@@ -189,7 +189,7 @@ class HubFiles:
         if total is None:
             rank_zero_warn(
                 f"{self._name}: the hub does not answer; the {len(files)} files in its cache that "
-                f"fit {self._pattern} are taken for all of them."
+                f"fit {self._pattern} are assumed to be all of them."
             )
         return folder.name, files
 
@@ -199,7 +199,7 @@ class HubFiles:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Turns any error into one that says what helps."""
+        """Converts any error into one that names a remedy."""
         try:
             yield
         except Exception as error:
@@ -207,13 +207,13 @@ class HubFiles:
             what = what.format(revision=self._revision)
             reason = f"{type(error).__name__}: {first_line(error)}".removesuffix(".")
             raise CorpusUnavailableError(
-                f"{self._corpus}: {self._name} ({self._place}) {what} ({reason}). {self._cure}, or "
+                f"{self._corpus}: {self._name} ({self._label}) {what} ({reason}). {self._cure}, or "
                 f"{cure}."
             ) from error
 
 
 def _cause(error: Exception) -> tuple[str, str]:
-    """Returns what is wrong, and what helps apart from a copy of one's own."""
+    """Returns the problem, and a remedy other than a local copy."""
     from huggingface_hub import errors
 
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
@@ -229,10 +229,10 @@ def _cause(error: Exception) -> tuple[str, str]:
             "ask for access on its page there and log in (hf auth login, or HF_TOKEN)",
         )
     missing = isinstance(error, errors.EntryNotFoundError | FileNotFoundError)
-    if missing and not isinstance(error, errors.LocalEntryNotFoundError):  # that is no network
+    if missing and not isinstance(error, errors.LocalEntryNotFoundError):  # means no network
         return (
-            "is laid out otherwise on the Hugging Face hub than this version expects",
-            "set data.revision to an older commit of it",
+            "has another layout on the Hugging Face hub than this version expects",
+            "set data.revision to an older commit",
         )
     return (
         "cannot be read from the Hugging Face hub",

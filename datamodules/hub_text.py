@@ -16,39 +16,39 @@ from datamodules.local_corpora import PASSAGES, identify, passages
 from datamodules.readers import Reading, check_utf8, has_text, text_of
 from datamodules.store import SPLITS, Split
 
-_ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # names of datasets there
-_SAID = 300  # most characters that are shown of an error
-_SAVED = ("state.json", "dataset_dict.json")  # one of them is in what ``save_to_disk`` wrote
+_ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # names of datasets on the hub
+_SAID = 300  # maximum number of characters to quote from an error
+_SAVED = ("state.json", "dataset_dict.json")  # ``save_to_disk`` writes one of them
 
 Rows = Iterable[Mapping[str, Any]]
 if TYPE_CHECKING:
     Source = str | os.PathLike[str] | Rows | Mapping[str, Rows] | None
 else:
-    Source = str | None  # all that a parser or a checkpoint may give
+    Source = str | None  # the only values from a parser or a checkpoint
 
 
 class HubText(SplitText):
     """Any dataset of the `datasets` library; a row with text is a document.
 
-    A YAML or a command line names it: a dataset on the hub, a folder that ``save_to_disk`` wrote,
-    or a folder of parquet, jsonl or csv files. In Python it may also be the object: a `Dataset`
-    (which is the split 'train'), an `IterableDataset`, or a dict of them by split.
+    A YAML file or a command line names it: a dataset on the hub, a folder that ``save_to_disk``
+    wrote, or a folder of parquet, jsonl or csv files. In Python it may also be the object: a
+    `Dataset` (which is the split 'train'), an `IterableDataset`, or a dict of them by split.
 
-    `datasets` reads the files in its way: a line of a txt file is a row, "NA" in a csv file is
-    null, and some damage that `LocalText` refuses passes (a cut .zst file).
+    `datasets` reads the files by its rules: a line of a txt file is a row, "NA" in a csv file is
+    null, and some damage that `LocalText` rejects goes unnoticed (a truncated .zst file).
 
-    Rows of `train_split` are held out where no split is named for validation or test. A train split
-    of one row, a book, is cut into about 50 passages for that.
+    Rows of `train_split` are held out if no split is named for validation or test. A train split
+    with a single row, such as a book, is first cut into about 50 passages.
 
-    The store is named after the name and revision on the hub, the content of files, or the
-    fingerprint of a saved or made dataset. A checkpoint keeps the fingerprint of a dataset made in
-    Python, and not the dataset: evaluation then reads the store, while `cache_dir` has it.
+    The name of the store depends on the name and revision on the hub, the content of files, or the
+    fingerprint of a dataset that was saved or made in Python. For the latter, a checkpoint keeps
+    only the fingerprint: evaluation then reads the store, as long as `cache_dir` has it.
 
     Args:
         dataset: Name on the hub, such as roneneldan/TinyStories, or a local folder; in Python also
-            the dataset itself. Null reads the store of the dataset with that fingerprint.
+            the dataset itself. Null reads the store of the dataset with the given fingerprint.
         config: Configuration of the dataset; null takes its only one.
-        train_split: Split to train on, as the dataset names it; of files and on the hub it may be
+        train_split: Split to train on, as the dataset names it; for files and on the hub, it may be
             a slice ('train[:10%]').
         val_split: Split to validate on; null holds out val_fraction of the training rows.
         test_split: Split to test on; null holds out test_fraction of the training rows.
@@ -59,15 +59,15 @@ class HubText(SplitText):
             order; null takes the fingerprint that `datasets` gives it (an `IterableDataset` has
             none, and must not be shuffled without a seed).
         **kwargs: See `SplitText` and `TextDataModule`. With train_tokens, a dataset of the hub or
-            of files is streamed, and no more of it is read than that.
+            of files is streamed, and reading stops at the cap.
 
     Raises:
-        ValueError: An argument is unusable; when preparing: the dataset has no such split or
-            column, or a value that is neither text nor null.
+        ValueError: If an argument is invalid; when preparing, if the dataset has no such split or
+            column, or a value is neither text nor null.
     """
 
     not_in_source: ClassVar[frozenset[str]] = SplitText.not_in_source | {
-        "revision",  # is in the identity of the dataset, where it is given
+        "revision",  # part of the dataset's identity, if given
         "fingerprint",
         "val_fraction",
         "test_fraction",
@@ -91,43 +91,43 @@ class HubText(SplitText):
         super().__init__(**kwargs)
         self._config, self._revision, self._text_field = config, revision, text_field
         self._splits = {"train": train_split, "val": val_split, "test": test_split}
-        self._commit: str | None = None  # of a dataset on the hub, once it is settled
-        self._place: str | None = None
+        self._commit: str | None = None  # of a dataset on the hub, once resolved
+        self._location: str | None = None
         self._made: Mapping[str, Any] | None = None
         if isinstance(dataset, str | os.PathLike):
-            self._place = _place(os.fspath(dataset))
+            self._location = _resolve_name(os.fspath(dataset))
         elif dataset is not None:
             self._made = _by_split(dataset)
         self._refuse_contradictions(fingerprint)
         self._fingerprint = fingerprint
         if self._made is not None and fingerprint is None:
             self._fingerprint = self._fingerprints()
-        # An object would be neither read from a checkpoint nor written to YAML.
-        self.hparams.update(dataset=self._place, fingerprint=self._fingerprint)
+        # An object could neither be loaded from a checkpoint nor written to YAML.
+        self.hparams.update(dataset=self._location, fingerprint=self._fingerprint)
 
     def _refuse_contradictions(self, fingerprint: str | None) -> None:
-        if self._place is None and self._made is None and fingerprint is None:
+        if self._location is None and self._made is None and fingerprint is None:
             raise ValueError(
                 "dataset (null) names no text: set data.dataset to a dataset on the Hugging Face "
                 "hub or to a folder; in Python, pass the dataset."
             )
-        if self._place is not None and fingerprint is not None:
+        if self._location is not None and fingerprint is not None:
             raise ValueError(
                 f"fingerprint={fingerprint!r} is for a dataset made in Python, and "
-                f"dataset={self._place!r} names one. Set data.fingerprint to null."
+                f"dataset={self._location!r} names one. Set data.fingerprint to null."
             )
         names = [name for name in self._splits.values() if name is not None]
         if len(set(names)) < len(names):
             raise ValueError(
-                f"train_split, val_split and test_split ({', '.join(names)}) must differ: what is "
-                "trained on cannot test."
+                f"train_split, val_split and test_split ({', '.join(names)}) must differ: training "
+                "text cannot be held out."
             )
         if self._revision is not None and not self._is_on_hub:
             raise ValueError(
                 f"revision={self._revision!r} is for a dataset on the Hugging Face hub, and this "
                 "is none. Set data.revision to null."
             )
-        if self._config is not None and (self._place is None or self._is_saved):
+        if self._config is not None and (self._location is None or self._is_saved):
             raise ValueError(
                 f"config={self._config!r} is for a dataset on the Hugging Face hub or of files, "
                 "and this is none. Set data.config to null."
@@ -135,12 +135,14 @@ class HubText(SplitText):
 
     @property
     def _is_on_hub(self) -> bool:
-        return self._place is not None and not os.path.isabs(self._place)
+        return self._location is not None and not os.path.isabs(self._location)
 
     @property
     def _is_saved(self) -> bool:
         """Whether the dataset is a folder that ``save_to_disk`` wrote."""
-        return self._place is not None and any((Path(self._place) / n).is_file() for n in _SAVED)
+        return self._location is not None and any(
+            (Path(self._location) / n).is_file() for n in _SAVED
+        )
 
     # Identity
 
@@ -149,20 +151,20 @@ class HubText(SplitText):
         return {**super().source(), "dataset": self._identity(), **cut, **self.shares()}
 
     def _identity(self) -> dict[str, Any]:
-        if self._place is None:
+        if self._location is None:
             return {"fingerprint": self._fingerprint}
         if self._is_on_hub:
             return {
-                "name": self._place,
+                "name": self._location,
                 **({} if self._revision is None else {"revision": self._revision}),
             }
         return {"fingerprint": self._fingerprints()} if self._is_saved else {"files": self._files()}
 
     def _fingerprints(self) -> str:
-        """Returns the fingerprints that `datasets` gives to the splits that are read.
+        """Returns the joined fingerprints that `datasets` gives to the splits in use.
 
         Raises:
-            ValueError: One has none.
+            ValueError: If a split has none.
         """
         parts = [self._dataset(split) for split in SPLITS if self.has_own(split)]
         known = [getattr(part, "_fingerprint", None) for part in parts]
@@ -178,20 +180,20 @@ class HubText(SplitText):
         import datasets
 
         with self._explained():
-            builder = datasets.load_dataset_builder(str(self._place), self._config)
+            builder = datasets.load_dataset_builder(str(self._location), self._config)
         files = builder.config.data_files or {}
         return {str(split): [identify(Path(path)) for path in files[split]] for split in files}
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Settles the commit of a dataset on the hub; nothing for others."""
+        """Resolves the commit of a dataset on the hub; nothing for others."""
         if not self._is_on_hub:
             return {}
         files = HubFiles(
-            str(self._place),
+            str(self._location),
             "*",
             revision=self._revision,
             corpus=type(self).__name__,
-            place="all splits",
+            label="all splits",
             cure="Set data.dataset to a folder with a copy",
         )
         origin = files.pin(stored or None)
@@ -211,13 +213,13 @@ class HubText(SplitText):
 
     @cached_property
     def _is_one_book(self) -> bool:
-        """Whether one row has to serve several splits, which takes passages."""
+        """Whether a single row must be cut into passages to populate several splits."""
         if not any(self.shares().values()):
             return False
         return len(list(islice(filter(has_text, self._values("train")), 2))) == 1
 
     def _texts(self, split: Split) -> Iterator[str]:
-        """Yields the texts of a split, and logs at the end how many were null or empty."""
+        """Yields the texts of a split, and logs the number of null or empty ones at the end."""
         reading = Reading()
         yield from reading.texts(self._label(split), self._values(split))
         reading.finish()
@@ -226,17 +228,17 @@ class HubText(SplitText):
         """Yields the text of every row of a split; null is an empty text.
 
         Raises:
-            ValueError: A row has no such column, or a value that is no text in it.
+            ValueError: If a row has no such column, or its value is not text.
         """
         label = self._label(split)
-        for number, row in enumerate(self._rows(split), start=1):
-            where = f"{label}, row {number}"
+        for index, row in enumerate(self._rows(split), start=1):
+            where = f"{label}, row {index}"
             text = text_of(row, self._text_field, where)
             check_utf8(text, where)
             yield text
 
     def _rows(self, split: Split) -> Iterator[Mapping[str, Any]]:
-        """Yields the rows of a split, without other columns where those are known."""
+        """Yields the rows of a split, with only the text column if the columns are known."""
         dataset = self._dataset(split)
         columns = getattr(dataset, "column_names", None) or ()
         is_transformed = (getattr(dataset, "format", None) or {}).get("type") == "custom"
@@ -248,15 +250,15 @@ class HubText(SplitText):
             yield from dataset
 
     def _dataset(self, split: Split) -> Any:
-        """Returns a split of the dataset, loading no more than that.
+        """Returns a split of the dataset without loading the others.
 
         Raises:
-            ValueError: There is no such split, or it cannot be read.
+            ValueError: If there is no such split, or it cannot be read.
         """
         import datasets
 
         name = str(self._splits[split])
-        if self._place is not None and not self._is_saved:
+        if self._location is not None and not self._is_saved:
             if self.train_tokens is not None and re.search(r"[\[+]", name):
                 raise ValueError(
                     f"{split}_split={name!r} is not one whole split, and a dataset is streamed by "
@@ -264,15 +266,15 @@ class HubText(SplitText):
                 )
             with self._explained():
                 return datasets.load_dataset(
-                    self._place,
+                    self._location,
                     self._config,
                     split=name,
                     revision=self._commit,
                     streaming=self.train_tokens is not None,
                 )
-        if self._place is not None:
+        if self._location is not None:
             with self._explained():
-                parts = _by_split(datasets.load_from_disk(self._place))
+                parts = _by_split(datasets.load_from_disk(self._location))
         elif self._made is not None:
             parts = self._made
         else:
@@ -289,11 +291,11 @@ class HubText(SplitText):
         return parts[name]
 
     def _label(self, split: Split) -> str:
-        return f"{self._place or 'dataset'}, split {self._splits[split]}"
+        return f"{self._location or 'dataset'}, split {self._splits[split]}"
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turns any error of `datasets` into one line."""
+        """Converts any error of `datasets` into a one-line message."""
         import datasets.exceptions
 
         try:
@@ -304,7 +306,7 @@ class HubText(SplitText):
             said = " ".join(str(cause or error).split())[:_SAID]
             reason = f"{type(cause or error).__name__}: {said}"
             raise CorpusUnavailableError(
-                f"{type(self).__name__}: {self._place or 'the dataset'} cannot be read "
+                f"{type(self).__name__}: {self._location or 'the dataset'} cannot be read "
                 f"({reason.removesuffix('.')}). Check data.dataset, data.config and the names of "
                 "the splits."
             ) from error
@@ -327,11 +329,11 @@ class HubText(SplitText):
         return REMOVE_REPEATS
 
 
-def _place(dataset: str) -> str:
+def _resolve_name(dataset: str) -> str:
     """Returns the absolute path of a local folder, or the name of a dataset on the hub.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: If it is neither.
     """
     path = os.path.abspath(os.path.expanduser(dataset))
     if dataset and os.path.isdir(path):
@@ -346,16 +348,16 @@ def _place(dataset: str) -> str:
 
 
 def _by_split(dataset: Any) -> Mapping[str, Any]:
-    """Returns the splits of a dataset; one that has none is the split 'train'.
+    """Returns the splits of a dataset; a dataset without splits becomes the split 'train'.
 
     Raises:
-        ValueError: It cannot be read more than once, or has no rows.
+        ValueError: If it cannot be read more than once, or has no rows.
     """
     parts: Mapping[str, Any] = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     for part in parts.values():
         if isinstance(part, Iterator) or not isinstance(part, Iterable):
             raise ValueError(
-                f"dataset is of type {type(part).__name__}, which cannot be read again and again: "
-                "pass a Dataset, an IterableDataset or a list of rows."
+                f"dataset is of type {type(part).__name__}, which cannot be read repeatedly: pass "
+                "a Dataset, an IterableDataset or a list of rows."
             )
     return parts

@@ -1,4 +1,4 @@
-"""Outputs of long work: one writer at a time, durable appends, and what a full disk means."""
+"""Output files of long jobs: a lock for the only writer, durable appends, and full disks."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ from lightning_models.atomic_files import NO_ROOM
 
 @contextlib.contextmanager
 def only_writer(output: Path) -> Iterator[None]:
-    """Holds the lock of an output.
+    """Holds the lock of an output file.
 
     Raises:
-        ValueError: Another process has it.
+        ValueError: If another process has it.
     """
     lock = FileLock(output.with_name(f".{output.name}.lock"), timeout=0)
     try:
@@ -31,7 +31,7 @@ def only_writer(output: Path) -> Iterator[None]:
 
 
 def append_durably(path: Path, data: bytes) -> None:
-    """Adds bytes to a file; they are on the disk when this returns."""
+    """Appends bytes to a file and syncs it to disk."""
     with path.open("ab") as file:
         file.write(data)
         file.flush()
@@ -40,13 +40,13 @@ def append_durably(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Turns the error of a full disk into one that names the folder and the cure.
+    """Converts a full-disk error into one that names the folder and the cure.
 
     Args:
-        folder: Where a store is written.
+        folder: Folder in which a store is being written.
 
     Raises:
-        StoreError: The disk, the user's share of it or a limit of file sizes is used up.
+        StoreError: If the disk, the user's quota or a limit on file sizes is exhausted.
     """
     try:
         yield
@@ -56,5 +56,5 @@ def full_disk_named(folder: Path) -> Iterator[None]:
             raise
         raise StoreError(
             f"{folder} cannot be written ({error.strerror}). Make room there, or name a cache_dir "
-            "on another disk; what is finished is kept, the same command continues from it."
+            "on another disk; finished parts are kept, and the same command continues from them."
         ) from error

@@ -1,11 +1,11 @@
 """Tokenizers of the ``tokenizers`` library: published tokenizer.json files and ``bpe:N``.
 
-Two things that such a file leaves open are settled here (`special_tokens` has the third):
+This module settles two questions that such a file leaves open (`special_tokens` settles a third):
 
-- Bytes of tokens. Only a plain byte-level vocabulary has tokens of a fixed size; elsewhere the
-  library's offsets say which characters of the text each token covers.
+- Bytes of tokens. Only a plain byte-level vocabulary has tokens of a fixed size; otherwise the
+library's offsets say which characters of the text each token covers.
 - Continuations. SentencePiece vocabularies put a space before a text ("dummy prefix"), which a text
-  that continues another one must not get, and their decoders take one away.
+that continues another one must not get, and their decoders remove one.
 """
 
 import json
@@ -29,14 +29,14 @@ from datamodules.special_tokens import (
 )
 from datamodules.tokenizer_base import Row, Tokenizer, first_line
 
-MIN_BPE_ENTRIES = 257  # one entry a byte value, and EOS
+MIN_BPE_ENTRIES = 257  # one entry per byte value, and EOS
 
 
 def special_tokens_of(name: str, path: Path) -> SpecialTokens:
     """Returns the special tokens of a tokenizer.json and the configs next to it.
 
     Raises:
-        ValueError: It is not UTF-8, or as in `JsonTokenizer`.
+        ValueError: If it is not UTF-8, or as in `JsonTokenizer`.
     """
     folder = path.parent if path.name == "tokenizer.json" else None
     return find_special_tokens(name, _loaded(name, _read(name, path)), folder)
@@ -46,21 +46,21 @@ class JsonTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library, rebuilt from the text of its ``tokenizer.json``.
 
     Args:
-        name: The name it was asked for by.
+        name: The requested name.
         json_text: Content of the file.
-        special: Its special tokens. Default: EOS by name and no BOS, the meaning of checkpoints and
-            text stores of versions before special_tokens.json.
+        special: Its special tokens. Defaults to EOS by name and no BOS, as in checkpoints and text
+            stores of versions before special_tokens.json.
 
     Attributes:
-        is_legacy: Whether its special tokens are those that such versions chose.
+        is_legacy: Whether its special tokens are the choice of such versions.
 
     Raises:
-        ValueError: The file is broken or has no known end-of-text token.
+        ValueError: If the file is broken or has no known end-of-text token.
     """
 
     def __init__(self, name: str, json_text: str, special: SpecialTokens | None = None) -> None:
-        # A process that forks after a parallel encode would otherwise print a warning per
-        # data-loading worker.
+        # Otherwise a process that forks after a parallel encode prints a warning per data-loading
+        # worker.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         self.name = name
         self.json_text = json_text
@@ -84,16 +84,16 @@ class JsonTokenizer(Tokenizer):
 
     @classmethod
     def from_file(cls, name: str, path: Path) -> "JsonTokenizer":
-        """Reads a tokenizer.json and the configs next to it; a file of another name stands alone.
+        """Reads a tokenizer.json and its configs; files with other names have no configs.
 
         Raises:
-            ValueError: It is not UTF-8, or as in `__init__`.
+            ValueError: If it is not UTF-8, or as in `__init__`.
         """
         return cls(name, _read(name, path), special_tokens_of(name, path))
 
     @classmethod
     def from_store(cls, name: str, folder: Path) -> "JsonTokenizer":
-        """Reads the tokenizer of a text store, which may be one of an older version."""
+        """Reads the tokenizer of a text store, which an older version may have written."""
         text = (folder / "tokenizer.json").read_text(encoding="utf-8")
         path = folder / SPECIAL_TOKENS_FILE
         if not path.is_file():
@@ -101,7 +101,7 @@ class JsonTokenizer(Tokenizer):
         return cls(name, text, SpecialTokens.from_state(json.loads(path.read_text())))
 
     def files(self) -> dict[str, str]:
-        """Returns the text of each file that a text store keeps of this tokenizer, by name."""
+        """Returns the files that a text store keeps of this tokenizer, as text by name."""
         files = {"tokenizer.json": self.json_text}
         if not self.is_legacy or self.special != self.by_names:
             files[SPECIAL_TOKENS_FILE] = json.dumps(self.special.state())
@@ -109,16 +109,16 @@ class JsonTokenizer(Tokenizer):
 
     @cached_property
     def by_names(self) -> SpecialTokens | None:
-        """The special tokens that the file alone gives, without configs; None where it has none."""
+        """Special tokens according to the file alone, without configs; None if it has none."""
         try:
             return find_special_tokens(self.name, _loaded(self.name, self.json_text))
         except ValueError:
             return None
 
     def _keep_special_apart(self, inner: Any) -> None:
-        """Has special tokens vanish from decoded text, and the text that spells them stay text."""
-        # marks them special where the file did not; their ids stay. An ordinary piece, e.g. a line
-        # end, that ends answers but not documents stays text.
+        """Removes special tokens from decoded text, and encodes text that spells them as text."""
+        # Marks tokens as special if the file did not; their ids stay. An ordinary piece, e.g. a
+        # line end, that ends answers but not documents stays text.
         added = {token.content for token in inner.get_added_tokens_decoder().values()}
         eos, *stops = self.special.eos
         bos = [] if self.special.bos is None else [self.special.bos]
@@ -139,7 +139,7 @@ class JsonTokenizer(Tokenizer):
     # Text to ids
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text` alone; special-token text is ordinary text."""
+        """Returns the ids of `text` alone; text that spells special tokens is ordinary text."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -149,7 +149,7 @@ class JsonTokenizer(Tokenizer):
         return [[int(i) for i in ids] for ids, _ in self.encode_measured(texts)]
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Returns the ids of a text that continues another one: it gets no dummy prefix."""
+        """Returns the ids of a text that continues another one, without a dummy prefix."""
         return [int(i) for i in self.measure_continuations([text])[0][0]]
 
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -161,7 +161,7 @@ class JsonTokenizer(Tokenizer):
     def _in_pairs(
         self, texts: Sequence[str], *, continues: bool
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns ids and the bytes that each covers; long texts are encoded in parts."""
+        """Returns ids and the bytes that each id covers; long texts are encoded in parts."""
         if self.exact_bytes:
             return super().encode_measured(texts)
         later = partial(self._measured, continues=False)
@@ -169,7 +169,7 @@ class JsonTokenizer(Tokenizer):
         return [(ids, sizes) for ids, sizes in rows]
 
     def _measured(self, texts: Sequence[str], *, continues: bool) -> list[Row]:
-        """Returns ids and the bytes that each covers, of whole texts."""
+        """Returns ids and the bytes that each id covers, for whole texts."""
         if not continues:
             return self._rows(texts, self._inner)
         heads = [self._before_prefixes.match(text).group() for text in texts]  # type: ignore[union-attr]
@@ -178,7 +178,7 @@ class JsonTokenizer(Tokenizer):
         return list(map(_joined, rows, zip(heads, tails, strict=True)))
 
     def _rows(self, parts: Sequence[str], reader: Any) -> list[Row]:
-        """Returns ids and bytes of parts; no text in them becomes a special token."""
+        """Returns ids and bytes of parts, none of whose text becomes a special token."""
         encodings = reader.encode_batch(parts, add_special_tokens=False)
         rows: list[Row] = []
         for part, encoding in zip(parts, encodings, strict=True):
@@ -193,9 +193,9 @@ class JsonTokenizer(Tokenizer):
 
     @cached_property
     def _before_prefixes(self) -> re.Pattern[str]:
-        """Matches the beginning of a continued text up to where the next prefix is right again.
+        """Pattern of the beginning of a continuation, up to the next regular dummy prefix.
 
-        Words have a prefix each where white space splits them, and some files put one after every
+        If white space splits words, each word has a prefix, and some files put one after every
         added token.
         """
         if self._continuing is self._inner:
@@ -204,7 +204,7 @@ class JsonTokenizer(Tokenizer):
             return re.compile(r"\S*")
         steps = _steps(self._inner.pre_tokenizer)
         once = any(step.get("prepend_scheme") == "first" for step in steps)
-        # normalisers see a text up to added tokens that are looked for before they act
+        # normalisers only see text between added tokens that are matched before they act
         early = any(step["type"] == "Prepend" for step in _steps(self._inner.normalizer))
         added = [t.content for t in self._added if not once and not (early and t.normalized)]
         ends = "|".join([*map(re.escape, sorted(added, key=len, reverse=True)), r"\Z"])
@@ -216,7 +216,7 @@ class JsonTokenizer(Tokenizer):
         return [t for t in self._inner.get_added_tokens_decoder().values() if not t.special]
 
     def _around_special(self, text: str, encoding: Any) -> list[str]:
-        """Cuts a text within each place that became a special token, which no text may."""
+        """Cuts a text within each span that became a special token, which no text may become."""
         cuts = []
         if self._spelled:
             cuts = [
@@ -230,7 +230,7 @@ class JsonTokenizer(Tokenizer):
 
     @cached_property
     def _unknown(self) -> tuple[int | None, str | None]:
-        """Id and text of the token for unknown characters, as far as the model has one."""
+        """Id and text of the token for unknown characters, if the model has one."""
         model = json.loads(self.json_text)["model"]
         i, text = model.get("unk_id"), model.get("unk_token")
         if i is not None:
@@ -238,7 +238,7 @@ class JsonTokenizer(Tokenizer):
         return (None, None) if text is None else (self._vocab.get(text), text)
 
     def _find_spelled(self) -> frozenset[int]:
-        """Ids of special tokens that the model makes of ordinary text, as Unigram models do."""
+        """Returns special ids that the model produces from ordinary text, as Unigram models do."""
         added = self._inner.get_added_tokens_decoder().values()
         texts = [token.content for token in added if token.special and len(token.content) > 1]
         texts = [text for text in texts if self._inner.model.token_to_id(text) is not None]
@@ -251,8 +251,8 @@ class JsonTokenizer(Tokenizer):
 
     @cached_property
     def sure_cuts(self) -> re.Pattern[str] | None:
-        """The places where a text may be cut without changing its tokens; None where unknown."""
-        if any(token.rstrip for token in self._added):  # they take the white space after them
+        """Pattern of positions at which a cut leaves the tokens unchanged; None if unknown."""
+        if any(token.rstrip for token in self._added):  # they absorb the white space after them
             return None
         texts = [
             *(token.content for token in self._added),
@@ -261,14 +261,14 @@ class JsonTokenizer(Tokenizer):
         ]
 
         def allowed(letters: str, mark: str) -> bool:
-            """Whether no added token, which is found before anything splits, crosses the place."""
+            """Returns whether no added token, matched before any split, crosses the cut."""
             across = re.compile(f"[{letters}]{re.escape(mark)}")
             return not any(across.search(text) for text in texts)
 
         return sure_cuts(self._pre_tokens, allowed=allowed, apart=self._never_joined)
 
     def _pre_tokens(self, text: str) -> list[str]:
-        """Returns the parts of a text that the model sees one by one."""
+        """Returns the pre-tokens of a text, which the model encodes independently."""
         inner = self._inner
         text = text if inner.normalizer is None else inner.normalizer.normalize_str(text)
         if inner.pre_tokenizer is None:
@@ -276,19 +276,19 @@ class JsonTokenizer(Tokenizer):
         return [part for part, _ in inner.pre_tokenizer.pre_tokenize_str(text)]
 
     def _never_joined(self, letters: str, firsts: set[str]) -> bool:
-        """Whether no piece of the vocabulary has such a letter directly before one of those."""
+        """Returns whether no vocabulary piece has such a letter directly before one of `firsts`."""
         pieces = self._independent_pieces
-        # Characters without a piece would be unknown together with those before them.
+        # Characters without a piece would merge with unknown characters before them.
         if pieces is None or not firsts <= self._vocab.keys():
             return False
         every = "".join(self._pre_tokens("".join(members(letters))))
-        if not re.fullmatch(f"\u2581?[{letters}]*", every):  # normalised to others
+        if not re.fullmatch(f"\u2581?[{letters}]*", every):  # normalised to other letters
             return False
         return not re.search(f"[{letters}][{re.escape(''.join(firsts))}]", pieces)
 
     @cached_property
     def _independent_pieces(self) -> str | None:
-        """All pieces of a vocabulary; None unless tokens can only influence what they touch."""
+        """All pieces of a vocabulary, or None if a token can depend on distant text."""
         from tokenizers import models
 
         model = self._inner.model
@@ -309,11 +309,11 @@ class JsonTokenizer(Tokenizer):
     # Ids to text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""
+        """Returns the text of `ids` without special ids; broken UTF-8 becomes U+FFFD."""
         return str(self._inner.decode([int(i) for i in ids], skip_special_tokens=True))
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids` after other text: a leading space stays."""
+        """Returns the text of `ids` after other text, keeping a leading space."""
         if self._byte_level:
             return self.decode(ids)
         before = self._anchor
@@ -321,17 +321,17 @@ class JsonTokenizer(Tokenizer):
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """Ids of a short text to decode a continuation after."""
+        """Ids of a short text that precedes continuations in decoding."""
         return next(ids for text in ("a", ".", "0", " ") if (ids := self.encode(text)))
 
     def state(self) -> dict[str, Any]:
-        """Returns the whole ``tokenizer.json``, so that a checkpoint needs no other file."""
+        """Returns the state with the whole ``tokenizer.json``; a checkpoint needs no other file."""
         state: dict[str, Any] = {"kind": "json", "name": self.name, "json": self.json_text}
         return state if self.is_legacy else {**state, "special": self.special.state()}
 
     @cached_property
     def byte_pieces(self) -> frozenset[int]:
-        """Ids of byte-fallback pieces, of which a run decodes to U+FFFD if any of it is broken."""
+        """Ids of byte-fallback pieces; a run of them decodes to U+FFFD if any byte is invalid."""
         if self._byte_level:
             return frozenset()
         return frozenset(i for piece, i in self._vocab.items() if _BYTE_PIECE.fullmatch(piece))
@@ -343,7 +343,7 @@ class JsonTokenizer(Tokenizer):
         plain = self._restored(_PLAIN)
         if _PLAIN not in plain:
             return "cannot give back plain words"
-        # What happens to every text, e.g. a space before it, is not to be blamed on each probe.
+        # A change to every text, e.g. a space before it, must not be attributed to each probe.
         changed = [
             what for what, text in _PROBES if self._restored(text) != plain.replace(_PLAIN, text, 1)
         ]
@@ -365,7 +365,7 @@ class JsonTokenizer(Tokenizer):
 
     @property
     def description(self) -> str:
-        """The chosen special tokens with their ids, and how encoding changes texts, in one line."""
+        """One line with the chosen special tokens, their ids, and the changes by encoding."""
         changes = "" if self.text_changes is None else f"; it {self.text_changes}"
         return f"tokenizer={self.name!r} has {self.bos_and_eos}{changes}."
 
@@ -380,7 +380,7 @@ class JsonTokenizer(Tokenizer):
 
 
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
-# A text with nothing that lossy tokenizers change, and texts with one thing that they do.
+# A text that lossy tokenizers leave unchanged, and texts with one feature that they change.
 _PLAIN = "cat"
 _PROBES = (
     ("case", "Cat"),
@@ -405,10 +405,10 @@ def _read(name: str, path: Path) -> str:
 
 
 def _loaded(name: str, json_text: str) -> Any:
-    """Returns the tokenizer of the library, without padding and truncation.
+    """Returns the library's tokenizer, without padding and truncation.
 
     Raises:
-        ValueError: The library cannot read it.
+        ValueError: If the library cannot read it.
     """
     import tokenizers
 
@@ -425,7 +425,7 @@ def _loaded(name: str, json_text: str) -> Any:
 
 
 def _joined(rows: Sequence[Row], parts: Sequence[str]) -> Row:
-    """Returns ids and bytes of parts that follow each other; ones without ids count for the last.
+    """Returns ids and bytes of consecutive parts; bytes of a part without ids go to the last id.
 
     Args:
         rows: Ids and bytes of each part.
@@ -440,14 +440,14 @@ def _joined(rows: Sequence[Row], parts: Sequence[str]) -> Row:
 
 
 def covered_bytes(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Returns the UTF-8 bytes of `text` that each token covers, int64, which add up to the text.
+    """Returns the UTF-8 bytes of `text` that each token covers, int64; they sum to the text's size.
 
-    Characters that no token covers (dropped by a normaliser) count for the token after them, and
-    at the end for the last one; where tokens share a character the last one has its bytes.
+    Characters that no token covers (dropped by a normaliser) count for the next token, or at the
+    end for the last one; if tokens share a character, the last of them gets its bytes.
 
     Args:
-        text: The text.
-        offsets: Where each token begins and ends in `text`, in characters.
+        text: The encoded text.
+        offsets: Start and end of each token in `text`, in characters.
     """
     if not offsets:
         return np.empty(0, dtype=np.int64)
@@ -462,7 +462,7 @@ def covered_bytes(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tokenizer.json that neither adds nor takes away spaces before a text."""
+    """Returns a tokenizer.json that neither adds nor removes spaces before a text."""
     changed = json.loads(json.dumps(data))
     for part in _parts(changed.get("pre_tokenizer")):
         if part.get("type") == "Metaspace":
@@ -483,7 +483,7 @@ def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _piece_bytes(piece: str) -> int:
-    """Returns the bytes that a piece of a vocabulary of characters stands for."""
+    """Returns the number of bytes that a piece of a character vocabulary represents."""
     if _BYTE_PIECE.fullmatch(piece):
         return 1
     return len(piece.removeprefix("##").replace("\u2581", " ").encode("utf-8"))
@@ -502,7 +502,7 @@ def _parts(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _steps(part: Any) -> list[dict[str, Any]]:
-    """Returns the normaliser, pre-tokenizer or decoder of the library as JSON has its steps."""
+    """Returns the JSON steps of a normaliser, pre-tokenizer or decoder of the library."""
     return [] if part is None else list(_parts(json.loads(part.__getstate__())))
 
 
@@ -513,7 +513,7 @@ def bpe_size(name: str) -> int:
     """Returns N of ``bpe:N``.
 
     Raises:
-        ValueError: No number, or too small.
+        ValueError: If N is not a number, or too small.
     """
     digits = name.removeprefix("bpe:")
     if not digits.isdecimal() or int(digits) < MIN_BPE_ENTRIES:
@@ -528,7 +528,7 @@ def train_bpe(name: str, texts: Iterable[str]) -> JsonTokenizer:
     """Returns a byte-level BPE of exactly N entries, trained on `texts`; `name` is ``bpe:N``.
 
     Raises:
-        ValueError: The text is too small for that many entries.
+        ValueError: If the text is too small for that many entries.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -543,7 +543,7 @@ def train_bpe(name: str, texts: Iterable[str]) -> JsonTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # The trainer only counts words, but holds the words of a text with their places.
+    # The trainer only counts words, but holds the words of a text with their positions.
     inner.train_from_iterator(word_parts(texts, inner.pre_tokenizer, name), trainer)
     if inner.get_vocab_size() != size:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Corpora that need no download: your own files, and the documentation inside every CPython."""
+"""Corpora without a download: local files, and the documentation inside every CPython."""
 
 import ast
 import hashlib
@@ -15,17 +15,17 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from datamodules.base import none_of, refuse
+from datamodules.base import choice_problems, raise_problems
 from datamodules.corpus import split_documents
 from datamodules.files import Format, expand, format_of
 from datamodules.readers import Separator, read_documents, read_files
 from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
-_WHOLE = 2**26  # files up to this size, in bytes, are identified by all of their content
-_SAMPLES, _SAMPLE = 64, 2**16  # larger ones by that many evenly spaced pieces, of that many bytes
-PASSAGES, _SHORTEST = 50, 500  # passages of a book that is the only file; characters of the least
-_ENDS = tuple(map(re.compile, (r"\n\s*\n", r"\n", r"\s")))  # where a passage ends, best first
+_WHOLE = 2**26  # files up to this size, in bytes, are hashed whole
+_SAMPLES, _SAMPLE = 64, 2**16  # larger files: number of evenly spaced pieces, bytes of each
+PASSAGES, _SHORTEST = 50, 500  # passages of a single-file book; minimum number of characters
+_ENDS = tuple(map(re.compile, (r"\n\s*\n", r"\n", r"\s")))  # passage ends, best first
 
 Patterns = dict[Split, str | list[str] | None]  # paths and globs of each split
 FILE_KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test": "test_files"}
@@ -35,28 +35,29 @@ class LocalText(TextDataModule):
     """Your txt (one document a file, or cut by `separator`), jsonl or parquet files (one a row).
 
     The txt and jsonl files may be compressed as .gz or .zst; a .json file may be one array. A file
-    of several names (links) is read once. Splits are explicit (`val_files`,
-    `test_files`) or shares of the documents of `data_files` (`val_fraction`, `test_fraction`); each
-    split chooses for itself. A single txt file, from which documents are to be held out, is cut
-    into about 50 passages at ends of paragraphs: they are its documents.
+    with several names (links) is read once. Each split is either explicit (`val_files`,
+    `test_files`) or a share of the documents of `data_files` (`val_fraction`, `test_fraction`). If
+    documents are held out from a single txt file, it is cut into about 50 passages at ends of
+    paragraphs, which are its documents.
 
     Args:
         data_files: Files to train on: one path or glob, or a list of them; ** matches folders at
-            any depth. Null: none, where only val_files or test_files are scored.
+            any depth. Null if only val_files or test_files are scored.
         val_files: Files of the validation split; null holds out val_fraction of the documents of
             data_files.
         test_files: Files of the test split; null holds out test_fraction of the documents of
             data_files.
         text_field: Field (jsonl) or column (parquet) that holds the text.
         separator: Regular expression that cuts txt files into documents, e.g. three line ends;
-            null takes a file as one document, but for a single file that is cut into passages.
-        format: Format of files whose endings name none (Changes.old.gz): 'text', 'jsonl' or
-            'parquet'; null refuses them.
+            null takes each file as one document, except for a single file that is cut into
+            passages.
+        format: Format of files whose suffix names none (Changes.old.gz): 'text', 'jsonl' or
+            'parquet'; null rejects them.
         **kwargs: See `TextDataModule`.
 
     Raises:
-        ValueError: An argument is unusable: a missing file, an unknown format, a broken pattern, a
-            file in two splits.
+        ValueError: If an argument is invalid: a missing file, an unknown format, a broken pattern,
+            or a file in two splits.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class LocalText(TextDataModule):
     ) -> None:
         super().__init__(**kwargs)
         if format is not None:
-            refuse(none_of(("text", "jsonl", "parquet"), format=format))
+            raise_problems(choice_problems(("text", "jsonl", "parquet"), format=format))
         self._patterns: Patterns = {"train": data_files, "val": val_files, "test": test_files}
         self._text_field = text_field
         self._separator = None if separator is None else Separator(separator).expression
@@ -80,19 +81,19 @@ class LocalText(TextDataModule):
         self._format = format
         if data_files is None and val_files is None and test_files is None:
             raise ValueError("data_files (null) names no text: set data.data_files to your files.")
-        # Held-out shares of data_files, for the splits without files of their own.
+        # Held-out shares of data_files, for the splits without separate files.
         shared = {"val_fraction": val_files, "test_fraction": test_files}
         self._shares = {
-            key: getattr(self, key) if own is None and data_files is not None else 0.0
-            for key, own in shared.items()
+            key: getattr(self, key) if files is None and data_files is not None else 0.0
+            for key, files in shared.items()
         }
 
     @cached_property
     def files(self) -> dict[Split, list[Path]]:
-        """The files of each split, in reading order; none for one held out from data_files.
+        """Files of each split, in reading order; none for a split held out from data_files.
 
         Raises:
-            ValueError: A file is missing, of unknown format, or in two splits.
+            ValueError: If a file is missing, of unknown format, or in two splits.
         """
         return files_of_splits(self._patterns, self._format_of)
 
@@ -100,7 +101,7 @@ class LocalText(TextDataModule):
         return format_of(path, self._format)
 
     def source(self) -> dict[str, Any]:
-        """Returns name, size and hash of every file, and how they are read; not their folders."""
+        """Returns name (without folder), size and hash of every file, and the reading options."""
         return {
             "corpus": type(self).__name__,
             "files": {
@@ -115,7 +116,7 @@ class LocalText(TextDataModule):
 
     @property
     def _is_one_book(self) -> bool:
-        """Whether one txt file has to serve several splits, which takes passages."""
+        """Whether a single txt file must be cut into passages to populate several splits."""
         files = self.files["train"]
         uncut = self._separator is None and len(files) == 1 and self._format_of(files[0]) == "text"
         return uncut and any(share > 0 for share in self._shares.values())
@@ -130,7 +131,7 @@ class LocalText(TextDataModule):
         ]
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split must have documents: it has files or a share."""
+        """Returns whether a split must have documents, because it has files or a share."""
         return self._patterns[split] is not None or self._shares.get(f"{split}_fraction", 0) > 0
 
     def shares(self) -> dict[str, float]:
@@ -140,13 +141,13 @@ class LocalText(TextDataModule):
         files = self.files["train"]
         uncut = self._separator is None and any(self._format_of(p) == "text" for p in files)
         cut = " (data.separator cuts txt files)" if uncut else ""
-        return f"more documents{cut}, files of their own (data.val_files, data.test_files)"
+        return f"more documents{cut}, separate files (data.val_files, data.test_files)"
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the text store.
 
         Raises:
-            ValueError: A model is to be trained and there are no files to train on.
+            ValueError: If there are no files to train on.
         """
         if stage == "fit" and self._patterns["train"] is None:
             raise ValueError("data_files (null): set data.data_files to the files to train on.")
@@ -178,18 +179,18 @@ class LocalText(TextDataModule):
 
 
 def passages(text: str) -> list[str]:
-    """Returns a text in at most 50 pieces of about equal length; joined, they are the text.
+    """Cuts a text into at most 50 pieces of about equal length, which concatenate to the text.
 
-    A piece has at least 500 characters and ends with a blank line; where none is near, with a line
-    or a word.
+    A piece has at least 500 characters and ends with a blank line or, if none is near, at the end
+    of a line or a word.
     """
-    length = max(_SHORTEST, -(-len(text) // PASSAGES))  # and half of it, to find an end
+    length = max(_SHORTEST, -(-len(text) // PASSAGES))  # plus up to half of it, to find an end
     pieces: list[str] = []
     start = 0
     while 2 * (len(text) - start) >= 5 * length:
         at = start + length
-        found = (end.search(text, at, at + length // 2) for end in _ENDS)
-        stop = next((match.end() for match in found if match), at)
+        matches = (end.search(text, at, at + length // 2) for end in _ENDS)
+        stop = next((match.end() for match in matches if match), at)
         pieces.append(text[start:stop])
         start = stop
     return [*pieces, text[start:]]
@@ -201,11 +202,11 @@ def files_of_splits(
     """Returns the files of each split, in reading order; none for a split without a pattern.
 
     Args:
-        patterns: Paths and globs of each split, those for training in ``data_files``; None: none.
+        patterns: Paths and globs of each split, or None for a split without files.
         check: Raises a ValueError for a file that cannot be read.
 
     Raises:
-        ValueError: A file is missing, of unknown format, or in two splits.
+        ValueError: If a file is missing, of unknown format, or in two splits.
     """
     files: dict[Split, list[Path]] = {}
     seen: dict[Path, str] = {}
@@ -217,8 +218,8 @@ def files_of_splits(
             other = seen.setdefault(path.resolve(), FILE_KEYS[split])
             if other != FILE_KEYS[split]:
                 raise ValueError(
-                    f"{path} is in {other} and in {FILE_KEYS[split]}: what is trained on cannot "
-                    "test. Remove one."
+                    f"{path} is in {other} and in {FILE_KEYS[split]}: training text cannot be held "
+                    "out. Remove one."
                 )
     if patterns["train"] is not None and not files["train"]:
         raise ValueError("data_files is empty. Name at least one file.")
@@ -228,8 +229,8 @@ def files_of_splits(
 def identify(path: Path) -> dict[str, Any]:
     """Returns name, size in bytes and SHA-256 of a file.
 
-    Of a file above 64 MiB only 64 evenly spaced pieces of 64 KiB are hashed: a corpus of terabytes
-    must not be read to learn that it is known. An edit between the pieces that keeps the size goes
+    For a file above 64 MiB, only 64 evenly spaced pieces of 64 KiB are hashed, so that a corpus of
+    terabytes need not be read to recognise it. An edit between the pieces that keeps the size goes
     unnoticed.
     """
     size = path.stat().st_size
@@ -244,7 +245,7 @@ def identify(path: Path) -> dict[str, Any]:
     return {"name": path.name, "bytes": size, "sha256": digest.hexdigest()}
 
 
-# Folders of the standard library without documentation of it: installed packages and tests.
+# Folders of the standard library to skip: installed packages and tests.
 _LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 )
@@ -253,13 +254,13 @@ _LEFT_OUT = frozenset(
 class PythonDocs(TextDataModule):
     """Python's reference topics and its library's docstrings: about 1.9 MB of English.
 
-    One document is a topic of ``pydoc_data.topics`` (as ``help("assert")`` shows) or all docstrings
-    of one module of the standard library, read from its source file and never imported. Splits are
-    by document. The text is that of the running interpreter: another Python version has another
-    fingerprint.
+    Each document is a topic of ``pydoc_data.topics`` (as ``help("assert")`` shows) or all
+    docstrings of one module of the standard library, read from its source file and never imported.
+    Splits are by document. The text comes from the running interpreter, so another Python version
+    has another fingerprint.
 
     Args:
-        min_docstring: Shortest docstring that is taken, in characters; shorter ones are mostly
+        min_docstring: Minimum length of a docstring, in characters; shorter ones are mostly
             one-liners.
         **kwargs: See `TextDataModule`.
     """
@@ -290,7 +291,7 @@ class PythonDocs(TextDataModule):
 
 
 def topics() -> list[str]:
-    """Returns the reference topics of ``help()``, sorted by name; a text under two names once."""
+    """Returns the reference topics of ``help()`` without duplicates, sorted by name."""
     from pydoc_data.topics import topics as texts
 
     return list(dict.fromkeys(text.strip() + "\n" for _, text in sorted(texts.items())))
@@ -300,7 +301,7 @@ def topics() -> list[str]:
 def module_documents(min_length: int) -> tuple[str, ...]:
     """Returns a document for each module of the standard library with a long enough docstring.
 
-    They are kept, since parsing the library takes seconds and they take 2 MB.
+    The result is cached: parsing the library takes seconds, and the documents take 2 MB.
     """
     root = Path(sysconfig.get_path("stdlib"))
     files = module_files(root)
@@ -316,7 +317,7 @@ def module_files(root: Path) -> list[Path]:
 
 
 def module_document(path: Path, name: str, min_length: int) -> str:
-    """Returns a module's docstrings of at least `min_length` characters, each below its name."""
+    """Returns a module's docstrings of at least `min_length` characters, each under its name."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
@@ -327,12 +328,12 @@ def module_document(path: Path, name: str, min_length: int) -> str:
         OSError,
     ):  # templates and files of other versions, which some distributions add
         return ""
-    found = (
+    entries = (
         text
         for text in docstrings(tree, name.removesuffix(".__init__"))
         if len(text[1]) >= min_length
     )
-    return "\n".join(f"{title}\n\n{text}\n" for title, text in found)
+    return "\n".join(f"{title}\n\n{text}\n" for title, text in entries)
 
 
 def docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:

@@ -1,17 +1,17 @@
-"""Where a long text may be cut so that its parts have the tokens of the whole text.
+"""Finds cuts in long texts that leave the tokens of the whole text unchanged.
 
-A text is cut between a letter and a mark: a space, a line end, punctuation. Which letters and marks
-is decided for each tokenizer, by one of two rules:
+A text is cut between a letter and a mark: a space, a line end, punctuation. The letters and marks
+are chosen for each tokenizer, by one of two rules:
 
-- Its pre-tokenizer splits there whatever stands around. Models see one pre-token at a time, so the
-  tokens on both sides are independent.
+- The pre-tokenizer splits there in any context. Models see one pre-token at a time, so the tokens
+on both sides are independent.
 - Nothing splits there, but no entry of a BPE or Unigram vocabulary has the two characters next to
-  each other: no merge and no piece crosses the place. So it is in SentencePiece files, whose words
-  have their spaces in front.
+each other, so no merge and no piece crosses the cut. This holds for SentencePiece files, whose
+words start with their spaces.
 
-Either is verified with texts that mix what is known to make a difference: runs of white space,
-digits, contractions, combining characters, quotes, brackets, several scripts. A pair that fails for
-any of them is not used.
+Both rules are verified on texts that mix known special cases: runs of white space, digits,
+contractions, combining characters, quotes, brackets, several scripts. A pair that fails on any of
+them is not used.
 """
 
 import random
@@ -22,12 +22,12 @@ from functools import cache
 from typing import Any
 
 PART = 2**17
-"""Longer texts are encoded in parts of about so many characters."""
-TOGETHER = 8  # parts that are encoded at once, on all cores
+"""Longer texts are encoded in parts of about this many characters."""
+TOGETHER = 8  # parts to encode at once, on all cores
 HUGE = 2**24  # characters of a part that takes gigabytes
 
-# Letters of widely used scripts. All of them are in Unicode from version 1.1 on, and so letters for
-# every library; each row is treated alike by pre-tokenizers.
+# Letters of widely used scripts. All are in Unicode since version 1.1, so every library knows them
+# as letters; pre-tokenizers treat each row alike.
 LETTERS = (
     "A-Za-z",
     "\u00df-\u00f6\u00f8-\u00ff",
@@ -71,13 +71,13 @@ def sure_cuts(
     allowed: Callable[[str, str], bool] = lambda letters, mark: True,
     apart: Callable[[str, set[str]], bool] = lambda letters, firsts: False,
 ) -> re.Pattern[str] | None:
-    """Returns a pattern of the places where a text may be cut; None where there are none.
+    """Returns a pattern of the positions at which a text may be cut, or None if there are none.
 
     Args:
         pre_tokens: Returns the parts of a text that the model sees one by one, normalised.
-        allowed: Whether a row of `LETTERS` and one of `MARKS` may be tried at all.
-        apart: Whether no token has a letter of a row of `LETTERS` directly before one of those
-            characters. Asked where the pre-tokenizer does not split.
+        allowed: Returns whether a row of `LETTERS` and one of `MARKS` may be tried at all.
+        apart: Returns whether no token has a letter of a row of `LETTERS` directly before one of
+            the given characters. Called if the pre-tokenizer does not split.
     """
     ways = []
     for letters in LETTERS:
@@ -94,7 +94,7 @@ def sure_cuts(
 def _is_sure(
     pre_tokens: PreTokens, letters: str, mark: str, apart: Callable[[str, set[str]], bool]
 ) -> bool:
-    firsts: set[str] = set()  # what follows the letters where nothing splits
+    firsts: set[str] = set()  # characters after the letters at which nothing splits
     for left, right in _probes(letters, mark):
         before, after = list(pre_tokens(left)), _continued(pre_tokens, left[-1], right)
         whole = list(pre_tokens(left + right))
@@ -110,7 +110,7 @@ def _is_sure(
 
 
 def _continued(pre_tokens: PreTokens, letter: str, right: str) -> list[str] | None:
-    """Returns the pre-tokens of `right` after a letter; None if the letter does not stand alone."""
+    """Returns the pre-tokens of `right` after a letter; None if the letter is not separable."""
     alone, both = list(pre_tokens(letter)), list(pre_tokens(letter + right))
     if both[: len(alone)] == alone:
         return both[len(alone) :]
@@ -121,7 +121,7 @@ def _continued(pre_tokens: PreTokens, letter: str, right: str) -> list[str] | No
 
 @cache
 def _probes(letters: str, mark: str) -> tuple[tuple[str, str], ...]:
-    """Returns texts that end with a letter, and texts that go on with the mark."""
+    """Returns pairs of a text that ends with a letter and a text that starts with the mark."""
     draw = random.Random(f"{letters}{mark}")
     known = [c for pair in re.findall("(.)-(.)", letters) for c in pair]
 
@@ -137,26 +137,26 @@ def _probes(letters: str, mark: str) -> tuple[tuple[str, str], ...]:
 
 
 def parts_of(text: str, cuts: re.Pattern[str] | None, name: str) -> Iterator[tuple[int, int]]:
-    """Yields where the parts of a text begin and end; says so if one of them is huge.
+    """Yields start and end of each part of a text; warns if a part is huge.
 
     Args:
-        text: The text.
+        text: Text to cut.
         cuts: See `sure_cuts`.
         name: The tokenizer's name, for the message.
     """
     start, last = 0, len(text)
-    while last and not text[last - 1].isalnum():  # what is left may be white space without tokens
+    while last and not text[last - 1].isalnum():  # a remainder of white space might have no tokens
         last -= 1
     while start < len(text):
-        found = None
+        match = None
         if cuts is not None and len(text) - start > PART:
-            found = cuts.search(text, start + PART // 2 + 1, last)
-        stop = found.start() if found else len(text)
+            match = cuts.search(text, start + PART // 2 + 1, last)
+        stop = match.start() if match else len(text)
         if stop - start > HUGE:
             warnings.warn(
                 f"tokenizer={name!r} encodes {stop - start} characters of a document at once, "
-                "which may take gigabytes: no place is known where cutting them leaves their "
-                "tokens unchanged. Cut the document, e.g. with data.separator.",
+                "which may take gigabytes: no position is known at which a cut leaves the tokens "
+                "unchanged. Cut the document, e.g. with data.separator.",
                 stacklevel=2,
             )
         yield start, stop
@@ -164,10 +164,10 @@ def parts_of(text: str, cuts: re.Pattern[str] | None, name: str) -> Iterator[tup
 
 
 def word_parts(texts: Iterable[str], pre_tokenizer: Any, name: str) -> Iterator[str]:
-    """Yields texts, long ones in parts that have the same pre-tokens.
+    """Yields texts, with long ones cut into parts that have the same pre-tokens.
 
     Args:
-        texts: The texts.
+        texts: Texts to cut.
         pre_tokenizer: A pre-tokenizer of the ``tokenizers`` library.
         name: The tokenizer's name, for messages.
     """

@@ -1,19 +1,19 @@
-r"""The one judge of numbers: which number a text is, whatever its spelling.
+r"""Parses numbers in generated text, whatever their spelling, for every grader.
 
-These count as one number, as in the graders of GSM8K and MATH:
+As in the graders of GSM8K and MATH, spelling does not change a number:
 
 - currency signs, a plus, a percent sign, outer spaces, a final period, Markdown's and LaTeX's signs
   around it and decimals of zero change nothing: "$5.00", "5%" and ``\boxed{5}`` are 5;
 - thousands may be separated by commas, underscores, apostrophes, thin or no-break spaces, or
   LaTeX's ``{,}``: "1,234", "1_234";
-- minus signs and digits of all scripts, "1e3", and fractions with their value: "1/2" is 0.5,
-  "1 1/2" is 1.5. Values are compared exactly, not as floats.
+- minus signs and digits of all scripts, "1e3", and fractions are read: "1/2" is 0.5, "1 1/2" is
+1.5. Values are compared exactly, not as floats.
 
-Some spellings cannot be told apart. "5%" is 5 and never 0.05, a comma or point before three digits
-follows the English use ("1.234" is below 2, "1,234" is above 1000), a plain space separates no
-thousands, and a whole number before a fraction is part of it. In running text a minus after a
-word, a number or a bracket subtracts or joins, and one with a space after it is a sign only after
-"=". Units, number words, sums and powers are not read.
+Some spellings are ambiguous. "5%" is 5 and never 0.05, a comma or point before three digits follows
+English usage ("1.234" is below 2, "1,234" is above 1000), a plain space does not separate
+thousands, and a whole number before a fraction belongs to it. In running text, a minus after a
+word, a number or a bracket subtracts or joins, and a minus with a space after it is a sign only
+after "=". Units, number words, sums and powers are not read.
 """
 
 import re
@@ -22,7 +22,7 @@ from fractions import Fraction
 
 _MINUS_SIGNS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 _CHARACTERS = str.maketrans({**dict.fromkeys(_MINUS_SIGNS, "-"), "\u066b": ".", "\u066c": ","})
-_LATEX_SIGNS = re.compile(r"\{(,)\}|\\([$%])|\\[,!;:()\[\]]")  # the first two leave a sign
+_LATEX_SIGNS = re.compile(r"\{(,)\}|\\([$%])|\\[,!;:()\[\]]")  # groups keep their sign
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")
 _SMALL_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{([^{}]*)\}")
@@ -34,7 +34,7 @@ _GROUPED = rf"[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{2,3}})*{_SEPARATOR}[0-9]{{3}}(?!
 _DECIMAL = (
     rf"(?:(?:{_GROUPED}|[0-9]+)(?:\.[0-9]+)?|(?<!\w)\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}}(?!\w))?"
 )
-# A number over a number is one thing, so that "1/2" is not taken for 2.
+# A fraction is one number, so that "1/2" is not read as 2.
 _UNSIGNED = rf"(?:[0-9]+\ (?=[0-9]+/[0-9]))?{_DECIMAL}(?:/{_DECIMAL})*"
 _IN_TEXT = re.compile(rf"(?:(?<![\w.)%])-|(?<==)-\ |(?<==\ )-\ )?(?:{_CURRENCY}\ ?-?)?{_UNSIGNED}")
 _WHOLE = re.compile(
@@ -44,27 +44,27 @@ _NOT_OF_THE_VALUE = re.compile(rf"{_SEPARATOR}|{_CURRENCY}")
 
 
 def read_number(text: str) -> str | None:
-    r"""Returns the number that a text, or the last ``\boxed{}`` in it, is as a whole.
+    r"""Returns the number that a whole text, or the last ``\boxed{}`` in it, spells.
 
     Returns:
-        The value in its plainest form, e.g. "-1200" for "-$1,200.00"; a fraction without a finite
+        The value in canonical form, e.g. "-1200" for "-$1,200.00"; a fraction without a finite
         decimal is in lowest terms, "1/3". None if the text is not one number.
     """
     plain = _plain(text)
     boxes = _BOX.findall(plain)
-    found = _WHOLE.fullmatch(boxes[-1] if boxes else plain)
-    return None if found is None else _value(found[1])
+    match = _WHOLE.fullmatch(boxes[-1] if boxes else plain)
+    return None if match is None else _value(match[1])
 
 
 def numbers_in(text: str) -> list[str]:
-    """Returns the numbers of a text in order, each in the form of `read_number`."""
-    return [_value(number) for number in _IN_TEXT.findall(_plain(text))]
+    """Returns the numbers in a text in order, each in the form of `read_number`."""
+    return [_value(match) for match in _IN_TEXT.findall(_plain(text))]
 
 
 def same_number(text: str, answer: str) -> bool:
-    """Returns whether two texts are the same number, however written, or the same text.
+    """Returns whether two texts are the same number, in any spelling, or the same text.
 
-    Outer spaces and a final period of a text do not count.
+    Surrounding spaces and a final period are ignored.
     """
     ours, theirs = read_number(text), read_number(answer)
     if ours is None or theirs is None:
@@ -79,17 +79,17 @@ def _plain(text: str) -> str:
     return _SMALL_FRACTION.sub(_fraction, _LATEX_FRACTION.sub(_fraction, text))
 
 
-def _fraction(found: re.Match[str]) -> str:
+def _fraction(match: re.Match[str]) -> str:
     """Returns a fraction with a slash, and with a space after the whole number before it."""
-    parts = [part for part in found.groups() if part is not None]
-    ratio = "/".join(parts) or unicodedata.normalize("NFKD", found[0]).replace("\u2044", "/")
-    return f" {ratio}" if found.string[found.start() - 1 : found.start()].isdigit() else ratio
+    parts = [part for part in match.groups() if part is not None]
+    ratio = "/".join(parts) or unicodedata.normalize("NFKD", match[0]).replace("\u2044", "/")
+    return f" {ratio}" if match.string[match.start() - 1 : match.start()].isdigit() else ratio
 
 
 def _value(written: str) -> str:
     """Returns the value of a match; dates and divisions by zero stay as written."""
     text = _NOT_OF_THE_VALUE.sub("", written)
-    start = next(place for place, character in enumerate(text) if character in ".0123456789")
+    start = next(index for index, character in enumerate(text) if character in ".0123456789")
     whole, _, ratio = text[start:].rpartition(" ")
     try:
         above, below, *more = [*map(Fraction, ratio.split("/")), Fraction(1)]
@@ -100,7 +100,7 @@ def _value(written: str) -> str:
 
 
 def _decimal(value: Fraction) -> str:
-    """Returns a value as a finite decimal where it has one, else as a fraction."""
+    """Returns a value as a finite decimal if it has one, else as a fraction."""
     rest, places = value.denominator, 0
     while rest > 1 and (rest % 2 == 0 or rest % 5 == 0):
         rest //= 10 if rest % 10 == 0 else 2 if rest % 2 == 0 else 5

@@ -1,11 +1,11 @@
-"""Seeded orders: of a split's documents, of the examples in rows, and of more than memory holds.
+"""Seeded permutations of documents and examples, memory-mapped when large.
 
-What batch n has is decided by `text.WindowSource`, `answers.AnswerSource`,
-`sentences.batches.StreamSource` and `reasoning.batches.ReasoningSource`, of these orders.
+`text.WindowSource`, `answers.AnswerSource`, `sentences.batches.StreamSource` and
+`reasoning.batches.ReasoningSource` derive the content of batch n from these orders.
 
-All randomness is counter-based (Philox), keyed by seed and row number or epoch: no state, so any
-row is known without those before it. Permutations sort raw Philox output, which is the same in
-every version of numpy.
+All randomness is counter-based (Philox), keyed by seed and row index or epoch. It has no state, so
+any row can be computed without the rows before it. Permutations sort raw Philox output, which is
+the same in every version of numpy.
 """
 
 import tempfile
@@ -24,15 +24,15 @@ from lightning_models.atomic_files import whole_file
 
 T = TypeVar("T")
 
-# Documents of an epoch, an order that all processes of a machine share. It takes 12 bytes a
-# document. For a large split that is a file next to the shards, memory-mapped: ranks and loading
-# processes, however many, hold it once, in the system's cache. One of them writes it, the others
-# wait for its lock.
+# The document order of an epoch, shared by all processes of a machine, takes 12 bytes per document.
+# For a large split it is a memory-mapped file next to the shards, so that all ranks and loading
+# processes share one copy in the page cache. One of them writes it while the others wait for its
+# lock.
 
-SHARED_FROM = 2**20  # documents: a smaller order (12 MB) is not worth a file
-_KEPT = 4  # order files next to a store: of epochs, and of seeds
-_PART = 2**22  # documents that are worked on at once
-_SAMPLED = 64  # documents whose lengths are compared when a file is opened
+SHARED_FROM = 2**20  # documents; a smaller order (12 MB) is not worth a file
+_KEPT = 4  # order files to keep per split, over epochs and seeds
+_PART = 2**22  # documents to process at once
+_SAMPLED = 64  # documents whose lengths are checked when a file is opened
 # Second halves of the Philox keys: one stream of random numbers for each purpose.
 _DRAWS, _ORDER, _SHUFFLE = 1, 2, 3
 _ENDS, _NUMBERS = np.dtype("<i8"), np.dtype("<u4")
@@ -40,11 +40,11 @@ _ENDS, _NUMBERS = np.dtype("<i8"), np.dtype("<u4")
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
-    """The documents of a split, joined in the order of an epoch.
+    """Order of a split's documents in an epoch.
 
     Attributes:
-        ends: Where each ends there, after its EOS; int64, ascending.
-        numbers: Its number in the split, uint32.
+        ends: End of each document in the concatenation, after its EOS; int64, ascending.
+        numbers: Index of each document in the split, uint32.
     """
 
     ends: np.ndarray
@@ -52,7 +52,7 @@ class EpochOrder:
 
 
 def permutation(count: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Returns the numbers 0 to `count` - 1 in the order of an epoch: a function of its arguments.
+    """Returns the permutation of `count` items for an epoch, a pure function of its arguments.
 
     It sorts raw Philox output, which is the same in every version of numpy.
     """
@@ -61,22 +61,22 @@ def permutation(count: int, *, seed: int, epoch: int) -> np.ndarray:
 
 
 def draws(numbers: np.ndarray, *, seed: int) -> np.ndarray:
-    """Returns a random uint64 for each of the numbers (B,), the first of the four of its block."""
+    """Returns a random uint64 for each counter (B,), the first of the four in its Philox block."""
     first, last = int(numbers.min()), int(numbers.max())
     philox = np.random.Philox(key=[seed, _DRAWS], counter=[first, 0, 0, 0])
     return philox.random_raw(4 * (last - first + 1))[::4][numbers - first]
 
 
 def epoch_order(stream: TokenStream, *, seed: int, epoch: int) -> EpochOrder:
-    """Returns the order of an epoch, from its file where there is one.
+    """Returns the order of an epoch, from its file if there is one.
 
     A large order that cannot be written (a read-only or full disk) is kept in memory, with a
     warning.
 
     Args:
-        stream: The split.
-        seed: Non-negative.
-        epoch: Number of the epoch.
+        stream: Tokens of the split.
+        seed: Non-negative seed.
+        epoch: Index of the epoch.
     """
     count = stream.num_documents
     if count < SHARED_FROM or count > np.iinfo(_NUMBERS).max:
@@ -110,32 +110,31 @@ def shared(
     write: Callable[[BinaryIO], None],
     held: str,
 ) -> T | None:
-    """Returns the content of a file next to the shards, which the first process to ask for writes.
+    """Returns the content of a file next to the shards, which the first process writes.
 
-    Returns None, with a warning, where it cannot be written (a read-only or full disk).
+    Returns None, with a warning, if it cannot be written (a read-only or full disk).
 
     Args:
-        path: The file.
-        lock: Locked while it is written.
-        opened: Returns the content, memory-mapped; None where there is no file, or one of another
-            split.
+        path: Path of the file.
+        lock: Path of the lock to hold while writing.
+        opened: Returns the memory-mapped content, or None if there is no file for this split.
         write: Writes the content.
-        held: What each process then has in memory, for the warning.
+        held: Description of the copy that each process then holds in memory, for the warning.
     """
-    found = opened()
-    if found is not None:
-        return found
+    content = opened()
+    if content is not None:
+        return content
     try:
         with FileLock(lock):
-            found = opened()
-            if found is None:
+            content = opened()
+            if content is None:
                 with whole_file(path, sole=True) as file:
                     write(file)
-                found = opened()
-            return found
+                content = opened()
+            return content
     except OSError as error:
         rank_zero_warn(
-            f"{path} cannot be written ({error}): every process keeps in its own memory {held}."
+            f"{path} cannot be written ({error}): every process keeps a copy in memory of {held}."
         )
         return None
 
@@ -149,7 +148,7 @@ def _in_memory(stream: TokenStream, seed: int, epoch: int) -> EpochOrder:
 
 
 def _ends(stream: TokenStream, numbers: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields, in parts, where documents end that follow one another in that order."""
+    """Yields, in parts, the ends of the documents when concatenated in that order."""
     base = 0
     for first in range(0, len(numbers), _PART):
         part = numbers[first : first + _PART]
@@ -159,7 +158,7 @@ def _ends(stream: TokenStream, numbers: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _opened(path: Path, stream: TokenStream) -> EpochOrder | None:
-    """Returns the order in a file, None where there is none, or a sample is not of the split."""
+    """Returns the order in a file, or None if it is missing or does not match the split."""
     count = stream.num_documents
     try:
         if path.stat().st_size != count * (_ENDS.itemsize + _NUMBERS.itemsize):
@@ -179,38 +178,38 @@ def _opened(path: Path, stream: TokenStream) -> EpochOrder | None:
 
 
 def _remove_old(path: Path) -> None:
-    """Makes room for a new file among the newest; who reads an old one keeps it but on Windows."""
+    """Deletes the oldest order files; except on Windows, readers of a deleted file keep it."""
     orders = set(path.parent.glob(f"{path.name.partition('order-')[0]}order-*")) - {path}
     for old in sorted(orders, key=lambda p: p.stat().st_mtime)[: 1 - _KEPT]:
         old.unlink(missing_ok=True)
 
 
-# Rows that hold one whole example each
+# Rows with one whole example each
 
 Order = Literal["packed", "random"]
 
 NO_GROUP = -1
-"""Group of rows that only fill up a batch."""
+"""Group of padding rows."""
 
 
 class RowOrder:
-    """Which example is row n: a pure function of (seed, n).
+    """Maps row n to an example, as a pure function of (seed, n).
 
     Args:
         count: Number of examples.
-        order: 'packed': each once an epoch, in a new order; 'random': drawn with replacement; None:
-            as they are stored, once (evaluation).
-        rows_per_batch: Rows of a batch of all ranks, or of a step; an epoch of training has a
-            multiple of that.
-        seed: Non-negative.
-        kept: Numbers of the examples that an evaluation takes, ascending; all by default.
+        order: 'packed' visits each example once an epoch, in a new order; 'random' draws with
+            replacement; None visits them once in stored order (evaluation).
+        rows_per_batch: Rows of a batch over all ranks, or of a step; a training epoch has a
+            multiple of it.
+        seed: Non-negative seed.
+        kept: Indices of the examples to evaluate, ascending; all by default.
 
     Attributes:
-        batches: Batches of all ranks that an epoch has.
-        rows_per_batch: As given.
+        batches: Number of batches per epoch over all ranks.
+        rows_per_batch: The argument.
 
     Raises:
-        ValueError: In training, there are fewer examples than one batch takes.
+        ValueError: If training has fewer examples than one batch takes.
     """
 
     def __init__(
@@ -236,15 +235,15 @@ class RowOrder:
         self._permutations: dict[int, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a loading process needs; it orders the examples itself."""
+        """Omits the cached permutations; loading processes compute them."""
         return {**vars(self), "_permutations": {}}
 
     def __len__(self) -> int:
-        """Returns the rows of an epoch: those of its batches; in evaluation one an example."""
+        """Returns the rows per epoch: all rows of its batches; in evaluation, one per example."""
         return self._count if self._order is None else self.batches * self.rows_per_batch
 
     def examples(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the number of the example of each row (B,), int64; -1 for rows too many."""
+        """Returns the index of each row's example (B,), int64; -1 for padding rows."""
         if self._order is None:
             which = rows if self._kept is None else self._kept[np.minimum(rows, self._count - 1)]
             return np.where(rows < self._count, which, -1)
@@ -258,7 +257,7 @@ class RowOrder:
         return out
 
     def sequence_ids(self, rows: np.ndarray) -> np.ndarray:
-        """Returns a number for each row (B,) that no other row has; in evaluation its example's."""
+        """Returns a unique id for each row (B,); in evaluation, the example's index."""
         if self._kept is None:
             return rows
         which = self.examples(rows)
@@ -271,21 +270,21 @@ class RowOrder:
         return self._permutations[epoch]
 
 
-# Documents that do not fit into memory
+# Documents that do not fit in memory
 
 
 def in_order(
     documents: Iterable[str], order: Callable[[int], np.ndarray], folder: Path
 ) -> Iterator[str]:
-    """Yields the documents in an order that is known once their number is.
+    """Yields the documents in an order that depends on their count.
 
-    They wait in a temporary file, as large as the text; memory holds 8 bytes a document, and the
-    order.
+    They are buffered in a temporary file as large as the text; memory holds 8 bytes per document,
+    and the order.
 
     Args:
         documents: Texts, read once.
-        order: Returns the order of as many documents, a permutation (count,).
-        folder: Holds the temporary file; made where missing.
+        order: Returns the order for a count of documents, a permutation (count,).
+        folder: Folder of the temporary file; it is created if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -298,10 +297,10 @@ def in_order(
 
 
 def shuffled(documents: Iterable[str], *, seed: int, folder: Path) -> Iterator[str]:
-    """Yields the documents in an order that is a pure function of their number and `seed`.
+    """Yields the documents in an order that is a pure function of their count and `seed`.
 
     The order sorts raw Philox output, which is the same in every version of numpy; see `in_order`
-    for where the documents wait.
+    for the buffering.
     """
 
     def order(count: int) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""`Pile`: 22 collections of text (825 GB), all of it or some of the collections."""
+"""`Pile`: 22 collections of text (825 GB), of which any subset can be read."""
 
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from datamodules.base import none_of, refuse
+from datamodules.base import choice_problems, raise_problems
 from datamodules.corpora import HubCorpus
 from datamodules.encoding import Encoded
 from datamodules.files import format_of
@@ -52,49 +52,49 @@ _PILE_COPIES: dict[PileCopy, tuple[str, dict[Split, str], str]] = {
         "EleutherAI/the_pile_deduplicated",
         {"train": "*train*.parquet"},
         "the deduplicated Pile, without the names of the collections (meta.pile_set_name) and "
-        "without validation and test sets: shares of its documents stand in for them.",
+        "without validation and test sets: shares of its documents replace them.",
     ),
     "uncopyrighted": (
         "monology/pile-uncopyrighted",
         {"train": "train/*.jsonl.zst", "val": "val.jsonl.zst", "test": "test.jsonl.zst"},
         "the Pile without Books3, BookCorpus2, OpenSubtitles, YoutubeSubtitles and OpenWebText2, "
-        "with its own validation and test sets.",
+        "with published validation and test sets.",
     ),
     "tokenized": (
         "hyq718/uint16smallpile",
         {"train": "train/*.arrow|data-*.arrow"},
         "the part of the deduplicated Pile that PonderLM-2's authors train on, as their tokens: "
         "rows of 2,048, joined here and cut at each EOS; shares of its documents validate and "
-        "test, where the authors validate on mit-han-lab/pile-val-backup.",
+        "test, and the authors validate on mit-han-lab/pile-val-backup.",
     ),
 }
-"""Repository, files of each split, and what they hold, by `Pile`'s ``copy``."""
+"""Repository, files of each split, and description, by `Pile`'s ``copy``."""
 
 
 class Pile(HubCorpus):
     """The Pile, with the GPT-NeoX tokenizer.
 
     Hub, by `copy`: EleutherAI/the_pile_deduplicated, one split, without the names of the
-    collections; monology/pile-uncopyrighted, 17 collections, with its own splits; or
+    collections; monology/pile-uncopyrighted, 17 collections, with published splits; or
     hyq718/uint16smallpile, PonderLM-2's tokens. Files: the original shards ``*.jsonl.zst`` with
     ``{"text": ..., "meta": {"pile_set_name": ...}}`` (val_files: val.jsonl.zst, test_files:
     test.jsonl.zst), or jsonl or parquet with the field ``text``. The log says which Pile it was.
 
     Args:
-        copy: Which copy of the hub is read. With 'tokenized' data_files are tokens too: ``.arrow``
-            files with the column ``input_ids``, as `datasets` saves them, or ``.bin`` files of
-            uint16 ids; documents are what stands between two EOS, whatever rows they lie in.
+        copy: Copy on the hub to read. With 'tokenized', data_files are tokens too: ``.arrow`` files
+            with the column ``input_ids``, as `datasets` saves them, or ``.bin`` files of uint16
+            ids; documents are delimited by EOS and may span rows.
         pile_sets: Names of the collections to take, e.g. ``[Wikipedia (en), ArXiv]``; null takes
-            all. Only with files that name them.
+            all. It requires files that name them.
         tokenizer: See `TextCorpus`; with copy='tokenized' GPT-NeoX's, or a tokenizer.json of the
             tokens in data_files.
-        val_fraction: Share of the documents held out for validation, where there are no val_files;
-            the Pile's own splits have about as much.
-        test_fraction: Share of the documents held out for the test, where there are no test_files.
+        val_fraction: Share of the documents held out for validation if there are no val_files; the
+            Pile's published splits have about this size.
+        test_fraction: Share of the documents held out for the test if there are no test_files.
         **kwargs: See `HubCorpus`.
 
     Raises:
-        ValueError: An argument is unusable, e.g. an unknown collection.
+        ValueError: If an argument is invalid, e.g. an unknown collection.
     """
 
     not_in_source = HubCorpus.not_in_source | {"copy"}
@@ -113,16 +113,16 @@ class Pile(HubCorpus):
         super().__init__(
             tokenizer=tokenizer, val_fraction=val_fraction, test_fraction=test_fraction, **kwargs
         )
-        refuse(none_of(get_args(PileCopy), copy=copy))
+        raise_problems(choice_problems(get_args(PileCopy), copy=copy))
         self._copy = copy
         if copy == "uncopyrighted" and self.is_local:
             raise ValueError(
                 "copy='uncopyrighted' is read from the hub, and data_files are read instead of it. "
                 "Set data.copy to deduplicated, its default, or data.data_files to null."
             )
-        if self._is_tokens and self._spec.kind in ("bytes", "tiktoken", "bpe"):
+        if self._is_tokens and self._spec.family in ("bytes", "tiktoken", "bpe"):
             raise ValueError(
-                f"tokenizer={tokenizer!r}: copy='tokenized' holds tokens of another one. Set "
+                f"tokenizer={tokenizer!r}: copy='tokenized' holds tokens of another tokenizer. Set "
                 "data.tokenizer to EleutherAI/gpt-neox-20b, or to a tokenizer.json."
             )
         self._sets = None if pile_sets is None else frozenset(pile_sets)
@@ -164,8 +164,8 @@ class Pile(HubCorpus):
             return [f"The Pile is read from your files, {first.name}{others}."]
         name, _, what = _PILE_COPIES[self._copy]
         return [
-            f"The Pile is {name}, {what} Numbers of papers on the original Pile do not compare; "
-            "pass its files as data_files for those.",
+            f"The Pile is {name}, {what} Papers' results on the original Pile are not comparable; "
+            "pass its files as data_files for that.",
         ]
 
     def check_file(self, path: Path) -> None:
@@ -185,7 +185,7 @@ class Pile(HubCorpus):
         if self._is_tokens:
             tokens = chain.from_iterable(map(read_tokens, self._paths(split)))
             return map(Encoded.of, cut_at(self.tokenizer.eos_id, tokens))
-        # a file need not have any document of the chosen collections
+        # a file may have no document of the chosen collections
         if self._sets is None:
             return super().read(split)
         return filter(has_text, chain.from_iterable(map(self.read_file, self._paths(split))))
@@ -214,7 +214,7 @@ class Pile(HubCorpus):
             name = meta.get("pile_set_name") if isinstance(meta, dict) else None
             if name is None:
                 raise ValueError(
-                    f"{where}: there is no meta.pile_set_name to choose by. Set data.pile_sets to "
+                    f"{where}: there is no meta.pile_set_name to select by. Set data.pile_sets to "
                     "null, or use the Pile's original files."
                 )
             if name in names:

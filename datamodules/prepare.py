@@ -1,13 +1,13 @@
-"""Writing a text store in parts that a kill does not cost, by many processes of one machine.
+"""Resumable tokenisation of a corpus into a text store, by the processes of one machine.
 
-Documents are cut into parts of 2 GiB of text; a part becomes at most one shard a split. Parts are
-written into ``<store>.partial``. Its folder ``parts`` has a record of each finished one: counts,
-checksums, and where the next one begins. A preparation that was killed makes what has no record;
-then meta.json is written, from the records alone, and the folder gets its final name.
+Documents are cut into parts of 2 GiB of text; a part becomes at most one shard per split. Parts are
+written into ``<store>.partial``. Its folder ``parts`` has a record of each finished part: counts,
+checksums, and the start of the next part. A killed preparation resumes with the parts without a
+record; then meta.json is written from the records alone, and the folder gets its final name.
 
-One command writes a store, under a file lock; others, also on machines that see the folder, wait
-for it. The stored bytes do not depend on the number of processes: encoded documents come back in
-order.
+One command writes a store, under a file lock; others, also on machines that share the folder, wait
+for it. The stored bytes do not depend on the number of processes, because encoded documents come
+back in order.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from tqdm import tqdm
 
 from datamodules import encoding
-from datamodules.encoding import EncodedChunk, Place, chunks, encode_in_order
+from datamodules.encoding import ChunkPosition, EncodedChunk, chunks, encode_in_order
 from datamodules.journals import full_disk_named
 from datamodules.readers import parse_json
 from datamodules.store import (
@@ -49,24 +49,24 @@ _LOG = logging.getLogger("lightning.pytorch")
 # The files of a part
 
 
-def shard_name(split: Split, number: int) -> str:
+def shard_name(split: Split, index: int) -> str:
     """Returns the file name of a shard, without suffix."""
-    return f"{split}-{number:05d}"
+    return f"{split}-{index:05d}"
 
 
 class SectionWriter:
-    """Writes the shards of one number, one a split that has documents.
+    """Writes the shards of one part, one per split that has documents.
 
     Args:
         folder: Folder of the unfinished store.
-        number: What the shards carry in their names.
+        index: Index of the part, which the shards have in their names.
 
     Attributes:
-        counts: Counts of each split that has any.
+        counts: Counts of each split that has documents.
     """
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self._folder, self._number = folder, number
+    def __init__(self, folder: Path, index: int) -> None:
+        self._folder, self._number = folder, index
         self.counts: dict[Split, Counts] = {}
         self._files: dict[Path, IO[bytes]] = {}
         self._checksums: dict[str, BlockChecksums] = {}
@@ -102,7 +102,7 @@ class SectionWriter:
         self._checksums[path.name].add(data)
 
     def finish(self) -> dict[str, str]:
-        """Returns `BlockChecksums.digits` of the files by name; all of them are on disk."""
+        """Syncs the files to disk and returns their `BlockChecksums.digits` by name."""
         self.close()
         for path in self._files:
             sync(path)
@@ -110,7 +110,7 @@ class SectionWriter:
         return {name: sums.digits() for name, sums in self._checksums.items()}
 
     def close(self) -> None:
-        """Closes the files, all of them also where that fails (a full disk)."""
+        """Closes all files, even if closing one fails (a full disk)."""
         with contextlib.ExitStack() as files:
             for file in self._files.values():
                 files.callback(file.close)
@@ -120,7 +120,7 @@ class SectionWriter:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the files of a tokenizer that is not known by name alone, tokenizer.json last."""
+    """Writes the files of a tokenizer that its name does not define, tokenizer.json last."""
     if isinstance(tokenizer, JsonTokenizer):
         for name, text in reversed(tokenizer.files().items()):
             write_whole(folder / name, text)
@@ -136,11 +136,11 @@ def write_meta(
     """Writes meta.json.
 
     Args:
-        folder: Holds the other files of the store.
+        folder: Folder with the other files of the store.
         description: Source and tokenizer, origin, notes.
-        tokenizer: What encoded the text.
+        tokenizer: Tokenizer that encoded the text.
         splits: Counts and shards of each split.
-        checksums: Of the files that were summed while they were written.
+        checksums: Checksums of files that were summed during writing.
     """
     meta = {
         "format": FORMAT,
@@ -171,28 +171,28 @@ def prepare_store(
     pin: Callable[[Mapping[str, Any] | None], Mapping[str, Any]] = lambda stored: stored or {},
     notes: Callable[[], Iterable[str]] = list,
 ) -> None:
-    """Writes the store at `folder`, unless it is there already; waits where another writes it.
+    """Writes the store at `folder` unless it exists; waits if another process is writing it.
 
     Args:
-        folder: Final place; its parents are created.
-        description: What goes into meta.json next to counts and checksums: source and tokenizer.
-        documents: Yields the documents of all splits, in an order that never changes, from the one
-            of a number on.
+        folder: Path of the store; its parents are created.
+        description: Source and tokenizer, for meta.json.
+        documents: Yields the documents of all splits from a given index on, in an order that never
+            changes.
         make_tokenizer: Called before `documents`, unless a killed preparation left a
             tokenizer.json.
         check: Called with the counts of each split before the store gets its name; may raise to
-            refuse it. The shards are kept.
-        train_tokens: Most tokens of the train split: reading stops before the first train
-            document that would exceed it. None: all documents.
+            reject it. The shards are kept.
+        train_tokens: Maximum number of training tokens: reading stops before the first train
+            document that would exceed it. None takes all documents.
         num_proc: See `encode_in_order`.
-        pin: Settles what `documents` are read from, e.g. a commit, and returns it as JSON has it,
-            for meta.json (``origin``). Gets what it returned to a killed preparation, or None.
-        notes: Called when the source has settled what is read; goes into meta.json.
+        pin: Pins the source of `documents`, e.g. to a commit, and returns the pins as JSON values
+            for meta.json (``origin``). Gets the pins of a killed preparation, or None.
+        notes: Returns notes for meta.json; called once the source is pinned.
 
     Raises:
-        StoreError: A store is there and damaged, or the disk is full.
+        StoreError: If the store exists and is damaged, or the disk is full.
     """
-    if folder.exists():  # renamed into place, so it was whole; a read-only cache needs no lock
+    if folder.exists():  # renamed when complete; a read-only cache needs no lock
         Store(folder)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -217,12 +217,12 @@ def prepare_store(
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Holds the lock of a store; says so before it waits for another process."""
+    """Holds the lock of a store; logs before it waits for another process."""
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
         held = lock.acquire(timeout=0)
     except Timeout:
-        # not rank_zero_info: the first rank of a second machine is none
+        # not rank_zero_info, which is silent on the first rank of a second machine
         _LOG.info(f"Waiting for another process, here or elsewhere, that prepares {folder}")
         held = lock.acquire()
     with held:
@@ -233,7 +233,7 @@ _PARTS = "parts"  # folder of the records
 
 
 class _Partial:
-    """The folder of a store that is being written."""
+    """Folder of an unfinished store."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -245,7 +245,7 @@ class _Partial:
         pin: Callable[[Mapping[str, Any] | None], Mapping[str, Any]],
         notes: Callable[[], Iterable[str]],
     ) -> tuple[Mapping[str, Any], list[str]]:
-        """Returns the origin of the text and the notes: those of the begun store, else new ones."""
+        """Returns origin and notes of the text, from the unfinished store if it has them."""
         path = self._begun
         remove_unfinished(self.folder)  # files of a killed preparation are no part of the store
         sizes = [encoding.PART_BYTES, encoding.CHUNK_DOCUMENTS, encoding.CHUNK_BYTES]
@@ -263,7 +263,7 @@ class _Partial:
         return begun["origin"], begun["notes"]
 
     def _move_aside(self) -> None:
-        """Keeps what another version or other limits wrote under another name."""
+        """Renames an unfinished store of another version or with other limits."""
         names = (self.folder.with_name(f"{self.folder.name}.old-{n}") for n in itertools.count(1))
         aside = next(name for name in names if not name.exists())
         self.folder.rename(aside)
@@ -273,7 +273,7 @@ class _Partial:
         )
 
     def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
-        """Returns the tokenizer that the finished shards were written with, or a new one."""
+        """Returns the tokenizer of the finished shards, or a new one."""
         if (self.folder / "tokenizer.json").is_file():
             return JsonTokenizer.from_store("tokenizer.json", self.folder)
         tokenizer = make()
@@ -287,8 +287,8 @@ class _Partial:
 
     def _records(self) -> dict[int, dict[str, Any]]:
         numbers = sorted(int(path.stem) for path in self._parts.glob("[0-9]*.json"))
-        found = {number: self._record(number) for number in numbers}
-        return {number: record for number, record in found.items() if record is not None}
+        records = {index: self._record(index) for index in numbers}
+        return {index: record for index, record in records.items() if record is not None}
 
     def is_complete(self) -> bool:
         """Returns whether all parts are finished."""
@@ -296,7 +296,7 @@ class _Partial:
         return bool(records) and records[max(records)]["last"] and len(records) == max(records) + 1
 
     def counts(self) -> dict[Split, Counts]:
-        """Returns what the finished parts hold of each split."""
+        """Returns the counts of each split in the finished parts."""
         parts = [record["splits"] for record in self._records().values()]
         return {s: sum((counts_of(p[s]) for p in parts if s in p), Counts()) for s in SPLITS}
 
@@ -309,10 +309,12 @@ class _Partial:
         train_tokens: int | None,
         num_proc: int | None,
     ) -> None:
-        """Writes the parts that are not finished."""
+        """Writes the unfinished parts."""
         start = self._start()
         if start.documents:
-            rank_zero_info(f"Going on after document {start.documents}, finished in {self.folder}")
+            rank_zero_info(
+                f"Continuing after document {start.documents}, finished in {self.folder}"
+            )
         counts = self.counts()
         room = math.inf if train_tokens is None else train_tokens - counts["train"].tokens
         bar = tqdm(
@@ -325,38 +327,38 @@ class _Partial:
         )
         finished = self._records().keys()
         parts = chunks(documents(start.documents), start)
-        missing = (chunk for chunk in parts if chunk.place.part not in finished)
+        missing = (chunk for chunk in parts if chunk.position.part not in finished)
         with bar, contextlib.closing(encode_in_order(missing, tokenizer, num_proc)) as encoded:
             self._write_parts(_until(encoded, room), bar)
 
-    def _start(self) -> Place:
-        """Returns the first part that is not finished, and the documents before it."""
+    def _start(self) -> ChunkPosition:
+        """Returns the position of the first unfinished part."""
         records = self._records()
-        part = next(number for number in itertools.count() if number not in records)
-        return Place(part=part, documents=records[part - 1]["documents"] if part else 0)
+        part = next(index for index in itertools.count() if index not in records)
+        return ChunkPosition(part=part, documents=records[part - 1]["documents"] if part else 0)
 
     def _write_parts(self, encoded: Iterable[EncodedChunk], bar: "tqdm[Any]") -> None:
         with contextlib.ExitStack() as opened:
             writer: SectionWriter | None = None
             for chunk in encoded:
                 if writer is None:
-                    writer = SectionWriter(self.folder, chunk.place.part)
+                    writer = SectionWriter(self.folder, chunk.position.part)
                     opened.callback(writer.close)
                 writer.add(chunk)
                 bar.update(len(chunk.tokens))
-                if chunk.place.ends:
-                    self._finish_part(writer, chunk.place)
+                if chunk.position.ends:
+                    self._finish_part(writer, chunk.position)
                     writer = None
 
-    def _finish_part(self, writer: SectionWriter, place: Place) -> None:
+    def _finish_part(self, writer: SectionWriter, position: ChunkPosition) -> None:
         checksums, counts = writer.finish(), {s: asdict(c) for s, c in writer.counts.items()}
-        record = {**asdict(place), "splits": counts, "checksums": checksums}
-        write_whole(self._parts / f"{place.part:05d}.json", json.dumps(record))
+        record = {**asdict(position), "splits": counts, "checksums": checksums}
+        write_whole(self._parts / f"{position.part:05d}.json", json.dumps(record))
 
     # The end
 
     def give_up(self) -> None:
-        """Removes the folder if no part is finished; else warns that it is kept."""
+        """Removes the folder if no part is finished; otherwise warns that it is kept."""
         tokens = sum(counts.tokens for counts in self.counts().values())
         if tokens:
             rank_zero_warn(
@@ -367,21 +369,21 @@ class _Partial:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, description: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        """Writes meta.json, from the records: all that is missing but the name."""
+        """Writes meta.json from the records; only the rename remains."""
         records, totals = self._records(), self.counts()
         splits = {
             split: {
                 **asdict(totals[split]),
                 "shards": [
-                    {"name": shard_name(split, number), **record["splits"][split]}
-                    for number, record in records.items()
+                    {"name": shard_name(split, index), **record["splits"][split]}
+                    for index, record in records.items()
                     if split in record["splits"]
                 ],
             }
             for split in SPLITS
         }
         known = {name: sums for r in records.values() for name, sums in r["checksums"].items()}
-        for path in self.folder.iterdir():  # of a part that the cap left out, or of a killed one
+        for path in self.folder.iterdir():  # of a part beyond the cap, or of a killed one
             if path.suffix in (".tokens", ".ends", ".sizes") and path.name not in known:
                 path.unlink()
         write_meta(self.folder, description, tokenizer, splits, known)
@@ -389,7 +391,7 @@ class _Partial:
 
 
 def _parsed(path: Path) -> dict[str, Any] | None:
-    """Returns the JSON object in a file, None where there is none."""
+    """Returns the JSON object in a file, or None if there is none."""
     try:
         value = parse_json(path.read_bytes())
     except (OSError, ValueError):

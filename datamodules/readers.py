@@ -1,7 +1,7 @@
-"""The documents and prompts of files: txt, jsonl (or one JSON array) and parquet.
+"""Readers of documents and prompts: txt, jsonl (or one JSON array) and parquet.
 
 All readers stream: memory holds one document (or one parquet batch), not the file. Errors are
-ValueErrors that name the file and the place: a line, an item or a row.
+ValueErrors that name the file and the line, item or row.
 """
 
 import codecs
@@ -20,17 +20,16 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from datamodules.files import CHUNK, HEAD, Format, format_of, not_utf8, open_text
 from datamodules.tokenizer_base import first_line
 
-# Characters kept before and awaited after a separator match: as far as a pattern may look around
-# itself.
+# Characters to keep before and read after a separator match, for look-around in patterns.
 _LOOK_AHEAD, _LOOK_BACK = 4096, 256
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped, maybe one of a pair
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # escaped, possibly half of a pair
 
 
 # ---- documents
 
 
 class Separator:
-    r"""A regular expression between the documents of text files, which watches how it fares.
+    r"""A regular expression that separates the documents of text files, and counts its matches.
 
     Line ends are read as ``\n``, so ``\r\n`` in the expression stands for ``\n``.
 
@@ -41,15 +40,15 @@ class Separator:
         expression: The expression that is searched for.
 
     Raises:
-        ValueError: It is not a regular expression.
+        ValueError: If it is not a regular expression.
     """
 
-    _SHORT, _MANY = 3, 0.1  # characters of a document; share of such documents that is reported
+    _SHORT, _MANY = 3, 0.1  # minimum characters; share of shorter documents to report
 
     def __init__(self, expression: str) -> None:
         self._written = expression
-        # An escaped backslash is passed over together with the backslash that escapes it.
-        self.expression = re.sub(r"(\\\\)|\\r\\n|\r\n", lambda found: found[1] or r"\n", expression)
+        # An escaped backslash is skipped together with the backslash that escapes it.
+        self.expression = re.sub(r"(\\\\)|\\r\\n|\r\n", lambda match: match[1] or r"\n", expression)
         try:
             self._pattern = re.compile(self.expression)
         except re.error as error:
@@ -59,16 +58,16 @@ class Separator:
         self._documents = self._short = self._matches = 0
 
     def split(self, read: Callable[[int], str]) -> Iterator[str]:
-        """Yields the documents of a text that are not white space alone; see `split_text`."""
-        for number, piece in enumerate(split_text(read, self._pattern)):
-            self._matches += number > 0
+        """Yields the non-blank documents of a text; see `split_text`."""
+        for index, piece in enumerate(split_text(read, self._pattern)):
+            self._matches += index > 0
             if piece and not piece.isspace():
                 self._documents += 1
                 self._short += len(piece.strip()) < self._SHORT
                 yield piece
 
     def warning(self) -> str | None:
-        """Returns a warning if the documents so far look wrong, with the cure, else None."""
+        """Returns a warning with a cure if the documents so far look wrong, else None."""
         if self._documents and not self._matches:
             what = "matches nothing: each file is one document"
         elif self._short > self._MANY * self._documents:
@@ -81,7 +80,7 @@ class Separator:
         literal = re.escape(self._written)
         cure = "Check the regular expression."
         if re.search(r"[|*+?.^$(){}\[\]]", self._written) and "\\" not in self._written:
-            cure = f"It is a regular expression; to match it letter by letter, write '{literal}'"
+            cure = f"It is a regular expression; to match it literally, write '{literal}'"
         return f"separator={self._written!r} {what}. {cure}"
 
 
@@ -93,23 +92,23 @@ def read_documents(
     lone_surrogates: bool = False,
     default_format: Format | None = None,
 ) -> Iterator[str]:
-    """Yields the documents of a file; a row of null is an empty one (see `read_files`).
+    """Yields the documents of a file; null rows become empty documents (see `read_files`).
 
     Args:
         path: File to read; its suffix names the format.
         text_field: Field (jsonl) or column (parquet) with the text.
-        separator: Regular expression that cuts a text file into documents. Null takes the file as
+        separator: Regular expression that cuts a text file into documents. None takes the file as
             one document.
         lone_surrogates: See `read_rows`.
         default_format: Format of a file whose suffix names none.
 
     Raises:
-        ValueError: The file is not UTF-8, or a line, field or column is not as expected.
+        ValueError: If the file is not UTF-8, or a line, field or column is not as expected.
     """
-    kind = format_of(path, default_format)
-    if kind == "text":
+    file_format = format_of(path, default_format)
+    if file_format == "text":
         yield from _read_text(path, separator)
-    elif kind == "jsonl":
+    elif file_format == "jsonl":
         for where, row in read_rows(path, lone_surrogates=lone_surrogates):
             yield text_of(row, text_field, where)
     else:
@@ -117,12 +116,12 @@ def read_documents(
 
 
 def has_text(text: str) -> bool:
-    """Returns whether a text is more than white space."""
+    """Returns whether a text has a character other than white space."""
     return bool(text) and not text.isspace()
 
 
 class Reading:
-    """Passes on the texts of files, without empty ones, and says at the end what was left out."""
+    """Filters empty texts out of files, and reports them at the end."""
 
     def __init__(self) -> None:
         self._paths: list[Path | str] = []
@@ -130,7 +129,7 @@ class Reading:
         self._texts = self._blank = 0
 
     def texts(self, path: Path | str, documents: Iterable[str]) -> Iterator[str]:
-        """Yields the documents of a file, or of a named dataset, that are not white space."""
+        """Yields the non-blank documents of a file or a named dataset."""
         before = self._texts - self._blank
         for text in documents:
             self._texts += 1
@@ -143,10 +142,10 @@ class Reading:
             self._empty.append(path)
 
     def finish(self) -> None:
-        """Logs how many texts, and warns which files, were left out.
+        """Logs the number of texts left out, and warns about files without text.
 
         Raises:
-            ValueError: No file has text.
+            ValueError: If no file has text.
         """
         total = len(self._paths)
         if self._empty and len(self._empty) == total:
@@ -160,10 +159,10 @@ class Reading:
                 f"{len(self._empty)} of {total} files hold no text and are skipped: {self._named()}"
             )
         if self._blank:
-            place = str(self._paths[0]) if total == 1 else f"{total} files"
+            source = str(self._paths[0]) if total == 1 else f"{total} files"
             rank_zero_info(
-                f"{place}: {self._blank:,} of {self._texts:,} texts are empty or null and are left "
-                "out."
+                f"{source}: {self._blank:,} of {self._texts:,} texts are empty or null and are "
+                "left out."
             )
 
     def _named(self) -> str:
@@ -173,16 +172,16 @@ class Reading:
 
 
 def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
-    """Yields the documents of files in turn, except documents of white space alone.
+    """Yields the non-blank documents of files in turn.
 
-    Logs at the end how many were left out, and warns of files without any document.
+    At the end it logs the number left out, and warns about files without any document.
 
     Args:
         paths: Files, in reading order.
         read: Returns the documents of a file.
 
     Raises:
-        ValueError: No file has a document.
+        ValueError: If no file has a document.
     """
     reading = Reading()
     for path in paths:
@@ -194,7 +193,7 @@ def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> 
 
 
 def _read_text(path: Path, separator: str | Separator | None) -> Iterator[str]:
-    """Yields the documents of a text file, with Unix line ends and without a byte order mark."""
+    """Yields the documents of a text file, with Unix line ends and no byte order mark."""
     with open_text(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig")
         if separator is None:
@@ -209,19 +208,16 @@ def _read_text(path: Path, separator: str | Separator | None) -> Iterator[str]:
 def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterator[str]:
     """Yields the pieces between matches of `separator`; holds one piece in memory.
 
-    A match may look up to 256 characters back and be, with what it looks ahead at, up to 4096
-    characters long.
+    A match may look back up to 256 characters; match and look-ahead together may have up to 4096.
 
     Args:
-        read: Returns text of about that many characters, empty at the end.
-        separator: Pattern between documents; matches of no characters do not cut.
+        read: Returns about the given number of characters, and "" at the end.
+        separator: Pattern between documents; empty matches do not cut.
     """
     text, start, at_end = "", 0, False  # the current document begins at text[start]
     while not at_end:
         kept = max(0, start - _LOOK_BACK)
-        more = read(
-            max(CHUNK, len(text) - kept)
-        )  # doubling: a long document is not scanned over and over
+        more = read(max(CHUNK, len(text) - kept))  # doubling keeps the scan linear
         text, start, at_end = text[kept:] + more, start - kept, not more
         for match in separator.finditer(text, start):
             if not at_end and match.end() > len(text) - _LOOK_AHEAD:
@@ -236,7 +232,7 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file of any suffix, which may be compressed, without line ends.
 
     Raises:
-        ValueError: A line is not UTF-8.
+        ValueError: If a line is not UTF-8.
     """
     with open_text(path) as file:
         for _, line in _numbered_lines(path, file):
@@ -244,11 +240,11 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _numbered_lines(path: Path, file: Iterable[bytes]) -> Iterator[tuple[str, str]]:
-    """Yields (place for messages, line with its end) of an open text file."""
-    for number, line in enumerate(file, start=1):
-        where = f"{path}, line {number}"
+    """Yields (location for messages, line with its end) of an open text file."""
+    for line_number, line in enumerate(file, start=1):
+        where = f"{path}, line {line_number}"
         try:
-            yield where, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield where, line.decode("utf-8-sig" if line_number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise not_utf8(path, where) from error
 
@@ -257,15 +253,14 @@ def _numbered_lines(path: Path, file: Iterable[bytes]) -> Iterator[tuple[str, st
 
 
 def read_rows(path: Path, *, lone_surrogates: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yields (place for messages, row) of a jsonl file, or of a file that is one JSON array.
+    """Yields (location for messages, row) of a jsonl file, or of a file with one JSON array.
 
     Args:
         path: File to read.
-        lone_surrogates: Whether text may hold half a surrogate pair: for published corpora, which
-            nobody can change.
+        lone_surrogates: Whether text may hold half a surrogate pair, as published corpora do.
 
     Raises:
-        ValueError: A line or an item is not UTF-8 or not JSON, or its text is not UTF-8.
+        ValueError: If a line or an item is not UTF-8 or not JSON, or its text is not UTF-8.
     """
     with open_text(path) as file:
         head = file.peek(HEAD).removeprefix(codecs.BOM_UTF8).lstrip()
@@ -277,7 +272,7 @@ def read_rows(path: Path, *, lone_surrogates: bool = False) -> Iterator[tuple[st
 
 
 def _line_values(path: Path, file: BinaryIO) -> Iterator[tuple[str, str, Any]]:
-    """Yields (place for messages, text, value) of the lines of a jsonl file."""
+    """Yields (location for messages, text, value) of the lines of a jsonl file."""
     for where, line in _numbered_lines(path, file):
         if not line.strip():
             continue
@@ -292,15 +287,15 @@ def _line_values(path: Path, file: BinaryIO) -> Iterator[tuple[str, str, Any]]:
 
 
 def _array_items(path: Path, file: BinaryIO) -> Iterator[tuple[str, str, Any]]:
-    """Yields (place for messages, text, value) of the items of a JSON array."""
+    """Yields (location for messages, text, value) of the items of a JSON array."""
     text = _JsonText(io.TextIOWrapper(file, encoding="utf-8-sig").read)
     sign = text.sign()  # the opening bracket
     if text.sign(take=False) == "]":
         sign = text.sign()
-    for number in itertools.count(1):
+    for index in itertools.count(1):
         if sign == "]":
             break
-        where = f"{path}, item {number}"
+        where = f"{path}, item {index}"
         try:
             source, value = text.value()
         except ValueError as error:
@@ -309,20 +304,20 @@ def _array_items(path: Path, file: BinaryIO) -> Iterator[tuple[str, str, Any]]:
         sign = text.sign()
         if sign not in (",", "]"):
             after = repr(sign) if sign else "nothing"
-            raise ValueError(f"{where} is followed by {after}, where a comma or ] must stand.")
+            raise ValueError(f"{where} is followed by {after} instead of a comma or ].")
     if sign := text.sign():
         raise ValueError(
-            f"{path}: after the JSON array stands {sign!r}. The file must be one array, or have "
-            "one JSON object a line."
+            f"{path}: {sign!r} follows the JSON array. The file must be one array, or have one "
+            "JSON object per line."
         )
 
 
 class _JsonText:
-    """A JSON text that is read as far as it is needed."""
+    """Incremental reader of a JSON text."""
 
     _SPACE = re.compile(r"[ \t\r\n]*")
-    # A value that the end of what was read cuts goes wrong within so many characters of that end,
-    # unless it is a string: for "-Infinity" and escaped surrogate pairs.
+    # If the end of the buffer cuts a value other than a string, decoding fails within this many
+    # characters of the end; for "-Infinity" and escaped surrogate pairs.
     _CUT = 16
 
     def __init__(self, read: Callable[[int], str]) -> None:
@@ -330,14 +325,14 @@ class _JsonText:
         self._decoder = json.JSONDecoder()
 
     def _more(self) -> bool:
-        """Reads on; returns whether there was anything."""
+        """Reads more text; returns whether there was any."""
         rest = self._text[self._at :]
         more = self._read(max(CHUNK, len(rest)))
         self._text, self._at = rest + more, 0
         return bool(more)
 
     def sign(self, *, take: bool = True) -> str:
-        """Returns the next character that is no space, and passes over it; empty at the end."""
+        """Returns the next non-space character, consuming it if `take`; empty at the end."""
         while True:
             self._at = self._SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -348,10 +343,10 @@ class _JsonText:
                 return ""
 
     def value(self) -> tuple[str, Any]:
-        """Returns the next value, after its text.
+        """Returns the text of the next value, and the value.
 
         Raises:
-            ValueError: It is not JSON, is nested too deeply, or has a number of too many digits.
+            ValueError: If it is not JSON, is nested too deeply, or a number has too many digits.
         """
         self.sign(take=False)
         while True:
@@ -374,23 +369,23 @@ def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        ValueError: It is not JSON, is nested too deeply, or has a number of too many digits.
+        ValueError: If it is not JSON, is nested too deeply, or a number has too many digits.
     """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column" if error.lineno > 1 else "column"
-        raise ValueError(f"{error.msg} at {place} {error.colno}") from error
+        position = f"line {error.lineno}, column" if error.lineno > 1 else "column"
+        raise ValueError(f"{error.msg} at {position} {error.colno}") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
 def check_utf8(value: Any, where: str) -> None:
-    """Raises a ValueError if text in a value, lists and objects included, cannot be UTF-8.
+    """Raises a ValueError if a value, or a list or object in it, has text that is not UTF-8.
 
     Args:
-        value: As read from JSON or from a command line.
-        where: Its place, for the message.
+        value: Value from JSON or from a command line.
+        where: Its location, for the message.
     """
     rest = [value]
     while rest:
@@ -410,12 +405,10 @@ def check_utf8(value: Any, where: str) -> None:
 
 
 def text_of(row: Any, field: str, where: str) -> str:
-    """Returns the text field of a row.
-
-    Null is an empty text.
+    """Returns the text field of a row; null becomes an empty text.
 
     Raises:
-        ValueError: `row` has no such field, or it is not text.
+        ValueError: If `row` has no such field, or it is not text.
     """
     if not isinstance(row, dict):
         raise ValueError(
@@ -441,7 +434,7 @@ def _parquet(path: Path) -> Iterator[Any]:
     """Opens a parquet file.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: If it is damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -451,8 +444,8 @@ def _parquet(path: Path) -> Iterator[Any]:
             yield file
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} is not a parquet file, or cut off ({first_line(error)}). Download or write it "
-            "again."
+            f"{path} is not a parquet file, or truncated ({first_line(error)}). Download or write "
+            "it again."
         ) from error
 
 
@@ -460,7 +453,7 @@ def read_table(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the rows of a parquet file.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: If it is damaged.
     """
     with _parquet(path) as file:
         for batch in file.iter_batches():
@@ -471,7 +464,7 @@ def read_column(path: Path, field: str) -> Iterator[str]:
     """Yields the text of every row of a parquet file.
 
     Raises:
-        ValueError: It is damaged, or has no such column of text.
+        ValueError: If it is damaged, or has no such column of text.
     """
     with _parquet(path) as file:
         names = file.schema_arrow.names
@@ -492,27 +485,29 @@ def read_column(path: Path, field: str) -> Iterator[str]:
                 yield text_of({field: value}, field, f"{path}, row {row}")
 
 
-# ---- documents that are tokens already
+# ---- tokenised documents
 
 TOKEN_SUFFIXES = (".arrow", ".bin")
 
 
 def read_tokens(path: Path, column: str = "input_ids") -> Iterator[np.ndarray]:
-    """Yields the token ids of a file in pieces (N,), which are cut anywhere.
+    """Yields the token ids of a file in pieces (N,), cut at arbitrary positions.
 
     Args:
-        path: .arrow: rows of ids as `datasets` saves them; .bin: uint16 ids, one after another
-            (nanoGPT, Megatron), whatever the length of its rows.
-        column: Column of the .arrow file that has the ids.
+        path: File of ids: .arrow with rows as `datasets` saves them, or .bin with consecutive
+            uint16 ids (nanoGPT, Megatron).
+        column: Column of the .arrow file with the ids.
 
     Raises:
-        ValueError: The file is damaged, or has no such column.
+        ValueError: If the file is damaged, or has no such column.
     """
     import pyarrow as pa
 
     if path.suffix == ".bin":
         if path.stat().st_size % 2:
-            raise ValueError(f"{path}: uint16 tokens take 2 bytes each, and it has an odd number.")
+            raise ValueError(
+                f"{path}: uint16 tokens take 2 bytes each, but the file has an odd number of bytes."
+            )
         ids = np.memmap(path, "<u2", "r") if path.stat().st_size else np.empty(0, "<u2")
         for start in range(0, len(ids), CHUNK):
             yield np.asarray(ids[start : start + CHUNK])
@@ -528,12 +523,12 @@ def read_tokens(path: Path, column: str = "input_ids") -> Iterator[np.ndarray]:
                 yield batch.column(column).flatten().to_numpy(zero_copy_only=False)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} is not an Arrow stream, or cut off ({first_line(error)}). Get it again."
+            f"{path} is not an Arrow stream, or truncated ({first_line(error)}). Get it again."
         ) from error
 
 
 def cut_at(eos_id: int, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yields the documents in pieces of token ids, each without the EOS that ends it."""
+    """Yields the documents in pieces of token ids, without their EOS."""
     begun = np.empty(0, dtype=np.int64)
     for piece in pieces:
         ids = np.concatenate([begun, piece])
@@ -550,24 +545,24 @@ def cut_at(eos_id: int, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Returns the prompts in a txt file (one a line, blank lines skipped), jsonl or parquet file.
+    """Returns the prompts in a txt (one per line, blank lines skipped), jsonl or parquet file.
 
-    A file with the suffix of no format is a txt file; txt and jsonl may be compressed.
+    A file with an unknown suffix is read as txt; txt and jsonl may be compressed.
 
     Raises:
-        ValueError: The file is missing, empty or not UTF-8, or a row has no text in its field
-            ``prompt``, or text that is not UTF-8.
+        ValueError: If the file is missing, empty or not UTF-8, or a row's field ``prompt`` has no
+            text or text that is not UTF-8.
     """
     if not path.is_file():
         raise ValueError(f"there is no prompts file {path}")
-    kind = format_of(path, "text")
-    if kind == "text":
+    file_format = format_of(path, "text")
+    if file_format == "text":
         prompts = [line for line in read_lines(path) if line.strip()]
-    elif kind == "jsonl":
+    elif file_format == "jsonl":
         prompts = [_prompt(row, where) for where, row in read_rows(path)]
     else:
         rows = enumerate(read_table(path), start=1)
-        prompts = [_prompt(row, f"{path}, row {number}") for number, row in rows]
+        prompts = [_prompt(row, f"{path}, row {index}") for index, row in rows]
     if not prompts:
         raise ValueError(f"the prompts file {path} is empty")
     return prompts

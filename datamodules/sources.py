@@ -1,8 +1,8 @@
-"""Batches by number, how devices share a step, and the loader that builds them.
+"""Sources of batches by index, the division of a step among devices, and the loader.
 
 Lightning recreates torch DataLoaders (to inject a distributed sampler) and replays their batches
-after a mid-epoch resume. `BatchLoader` is not a DataLoader: it is an iterable that builds one, from
-the batch where training stands.
+after a mid-epoch resume. `BatchLoader` is not a DataLoader but an iterable that builds one,
+starting at the current batch of training.
 """
 
 import os
@@ -25,14 +25,14 @@ Batch = dict[str, Any]
 
 
 class BatchSource(Protocol):
-    """Builds batches by number; must be picklable where workers are spawned."""
+    """Builds batches by index; must be picklable if workers are spawned."""
 
     def __len__(self) -> int:
-        """Returns the batches of one rank per epoch."""
+        """Returns the number of batches per rank and epoch."""
         ...
 
     def batch(self, n: int) -> Batch:
-        """Returns batch `n` of this rank, n counting on over epochs: a pure function of n."""
+        """Returns batch `n` of this rank, a pure function of n; n continues over epochs."""
         ...
 
 
@@ -45,7 +45,7 @@ class CountedSource(BatchSource, Protocol):
 
 
 class Ranks(TypedDict):
-    """This process among those that share the batches."""
+    """Rank of this process, and number of processes that share the batches."""
 
     rank: int
     world_size: int
@@ -60,14 +60,14 @@ class Rows(Ranks):
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatch:
-    """The batch of an optimiser step, and how devices share it.
+    """The batch of an optimiser step, and its division among devices.
 
     Attributes:
-        size: All of it, over all devices and micro-batches; of sentences the most.
-        micro: What a device takes at once; of sentences the most.
+        size: Size of the step over all devices and micro-batches; for sentences, the maximum.
+        micro: Size of a device's micro-batch; for sentences, the maximum.
         accumulate: Micro-batches of a step.
         devices: Processes that share the step.
-        unit: What sizes count.
+        unit: Unit of the sizes.
     """
 
     size: int
@@ -77,7 +77,7 @@ class StepBatch:
     unit: str = "rows"
 
     def within(self, epoch: float) -> Self:
-        """Returns the step that a trial of so few micro-batches an epoch takes."""
+        """Returns the step of a trial with only `epoch` micro-batches per epoch."""
         if epoch >= self.accumulate:
             return self
         size = min(self.size, self.micro * int(epoch) * self.devices)
@@ -85,12 +85,13 @@ class StepBatch:
 
 
 def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
-    """Returns how devices share the rows of a step, in as few micro-batches as possible.
+    """Divides the rows of a step among devices, in as few micro-batches as possible.
 
     Args:
         rows: Rows of the step.
         devices: Processes that share them equally.
-        most: Most rows that a device takes at once; the largest divisor of its share is taken.
+        most: Maximum rows per device and micro-batch; the largest divisor of its share up to this
+            is used.
 
     Raises:
         ValueError: If the devices cannot share the rows equally.
@@ -117,12 +118,12 @@ def step_rows(*, batch_size: int, accumulate: int = 1, world_size: int = 1, rank
 class RowSource:
     """Batches of one rank: batch n has the rows (n * world_size + rank) * batch_size + b.
 
-    So step s has the rows from s * R on, R = accumulate * world_size * batch_size, on any number of
-    ranks and in micro-batches of any size.
+    Step s thus has the R = accumulate * world_size * batch_size rows from s * R on, for any number
+    of ranks and size of micro-batches.
 
     Args:
         batch_size: B, rows per rank and micro-batch.
-        accumulate: Micro-batches of a step, of which epochs are to have a whole number.
+        accumulate: Micro-batches per step; epochs have a whole number of steps.
         rank: This process among `world_size`.
         world_size: Processes that share the rows.
     """
@@ -131,30 +132,30 @@ class RowSource:
         self, *, batch_size: int, accumulate: int = 1, rank: int = 0, world_size: int = 1
     ) -> None:
         self._batch_size, self._accumulate, self._rank = batch_size, accumulate, rank
-        self._rows_per_batch = batch_size * world_size  # of all ranks
+        self._rows_per_batch = batch_size * world_size  # over all ranks
         self._rows_per_step = self._rows_per_batch * accumulate
 
     def _numbers(self, n: int) -> np.ndarray:
-        """Returns the numbers of this rank's rows in batch `n`, int64 (B,)."""
+        """Returns the indices of this rank's rows in batch `n`, int64 (B,)."""
         first = n * self._rows_per_batch + self._rank * self._batch_size
         return np.arange(first, first + self._batch_size)
 
     def _all_numbers(self, n: int) -> np.ndarray:
-        """Returns the numbers of all ranks' rows in batch `n`, int64."""
+        """Returns the indices of all ranks' rows in batch `n`, int64."""
         return np.arange(n * self._rows_per_batch, (n + 1) * self._rows_per_batch)
 
 
 class TrainingSource:
-    """A source whose batches carry ``step_normalisers``: the counts of the whole optimiser step.
+    """A source that adds ``step_normalisers`` to batches: counts over the whole optimiser step.
 
-    A run that is resumed with another accumulation may begin in the middle of a group of batches:
-    its first step, from batch `first` on, then has fewer micro-batches.
+    A run that resumes with another accumulation may start in the middle of a group of batches: its
+    first step, from batch `first` on, then has fewer micro-batches.
 
     Args:
-        source: Builds batch n and counts it over all ranks.
-        epoch_batches: Batches per epoch of the trainer, its limit included.
+        source: Source of the batches and their counts over all ranks.
+        epoch_batches: Batches per trainer epoch, after the trainer's limit.
         accumulate: Micro-batches per optimiser step.
-        repeat: Whether every epoch has the batches of the first one (overfitting on purpose).
+        repeat: Whether every epoch repeats the batches of the first (for deliberate overfitting).
     """
 
     def __init__(
@@ -170,10 +171,10 @@ class TrainingSource:
         self._accumulate = accumulate
         self._repeat = repeat
         self.first = 0
-        """First batch of the optimiser step in which a resumed run goes on."""
+        """First batch of the resumed run's first optimiser step."""
 
     def __len__(self) -> int:
-        """Returns the batches of one rank per epoch, before the trainer's limit."""
+        """Returns the number of batches per rank and epoch, before the trainer's limit."""
         return len(self._source)
 
     def batch(self, n: int) -> Batch:
@@ -186,7 +187,7 @@ class TrainingSource:
         return {**self._source.batch(self._number(n)), "step_normalisers": totals}
 
     def group(self, n: int) -> range:
-        """Returns the batch numbers that share the optimiser step of batch `n`."""
+        """Returns the indices of the batches in the optimiser step of batch `n`."""
         group = accumulation_group(n, self._epoch_batches, self._accumulate)
         return range(self.first, group.stop) if group.start < self.first <= n else group
 
@@ -195,7 +196,7 @@ class TrainingSource:
 
 
 def accumulation_group(n: int, epoch_batches: int, accumulate: int) -> range:
-    """Returns the batch numbers that share the optimiser step of batch `n`.
+    """Returns the indices of the batches in the optimiser step of batch `n`.
 
     The trainer steps after every `accumulate` batches of an epoch and after the epoch's last one,
     so the last group of an epoch may be shorter.
@@ -206,7 +207,7 @@ def accumulation_group(n: int, epoch_batches: int, accumulate: int) -> range:
 
 
 class _ByNumber(Dataset[Batch]):
-    """A source as a map-style dataset of whole batches, so that workers build them."""
+    """A source as a map-style dataset of whole batches, for loading workers."""
 
     def __init__(self, source: BatchSource) -> None:
         self._source = source
@@ -221,7 +222,7 @@ _IGNORES_ENDS = hasattr(signal, "sigwaitinfo")  # not on macOS: torch's own hand
 
 @contextmanager
 def _ends_deferred() -> Iterator[None]:
-    """Holds back the signals of ``_ENDS``; workers started meanwhile begin with them blocked."""
+    """Blocks the signals of ``_ENDS``; workers started meanwhile inherit the mask."""
     if not _IGNORES_ENDS:
         yield
         return
@@ -233,11 +234,11 @@ def _ends_deferred() -> Iterator[None]:
 
 
 def _end_with_parent_only(parent: int, worker_id: int) -> None:
-    """Has a worker ignore the signals of ``_ENDS``, but for a SIGTERM that its parent sends.
+    """Makes a worker ignore the signals of ``_ENDS``, except for a SIGTERM from its parent.
 
     Schedulers, ``timeout`` and terminals signal all processes of a run at once, but training needs
-    its workers until the checkpoint. torch stops workers by SIGTERM where joining them fails; once
-    the parent has gone, torch's watchdog ends them within 5 s.
+    its workers until the checkpoint. torch stops workers by SIGTERM if joining them fails; once the
+    parent is gone, torch's watchdog ends them within 5 s.
     """
     if not _IGNORES_ENDS:
         return
@@ -246,24 +247,23 @@ def _end_with_parent_only(parent: int, worker_id: int) -> None:
 
 
 def _await_parent(parent: int) -> None:
-    """Ends this process on the parent's SIGTERM; blocked signals are only ever seen here."""
+    """Ends this process on a SIGTERM from the parent; other signals stay blocked."""
     while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
         pass
     os._exit(0)
 
 
 class BatchLoader:
-    """Iterates over the batches of an epoch, from where training stands.
+    """Iterates over the batches of an epoch, from the current batch of training on.
 
     Args:
-        source: Builds batch n.
-        start: Returns the number of the next batch, e.g. the batches that the trainer has
-            processed. None: the loader counts what it yields, and `load_state_dict` moves it.
-        epoch_batches: Batches per epoch where that is less than ``len(source)`` (a trainer's
-            limit); None: all.
-        num_workers: Processes that build batches ahead; 0 builds them in this one. The batches are
-            the same.
-        pin_memory: Whether batches lie in page-locked memory, for copies to a GPU.
+        source: Source of the batches.
+        start: Returns the index of the next batch, e.g. the number that the trainer has processed.
+            If None, the loader counts the batches it yields, and `load_state_dict` moves it.
+        epoch_batches: Batches per epoch, if a trainer's limit makes it less than ``len(source)``.
+        num_workers: Processes that build batches ahead; 0 builds them in this process. The batches
+            are the same.
+        pin_memory: Whether to put batches in page-locked memory, for copies to a GPU.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class BatchLoader:
         self._next = 0
 
     def __len__(self) -> int:
-        """Returns the batches of a whole epoch, before any limit of the trainer."""
+        """Returns the number of batches of a whole epoch, before any limit of the trainer."""
         return len(self.source)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -308,17 +308,17 @@ class BatchLoader:
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
             worker_init_fn=partial(_end_with_parent_only, os.getpid()),
-            # A generator of its own: otherwise each epoch, validation too, would draw from the
+            # A separate generator; otherwise each epoch, including validation, would draw from the
             # global one.
             generator=torch.Generator(),
         )
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the number of the next batch."""
+        """Returns the index of the next batch."""
         return {"next_batch": self._position()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Moves to the saved batch; without effect where `start` gives the position."""
+        """Moves to the saved batch; has no effect if `start` gives the position."""
         self._next = state["next_batch"]
 
 
@@ -326,13 +326,13 @@ class BatchLoader:
 
 
 class DealtPrompts(RowSource, ABC):
-    """Batches of prompts, with ``prompt``, the list of texts; row n is prompt n of the file.
+    """Batches of prompts, with the list of texts in ``prompt``; row n is prompt n of the file.
 
-    Rows that would lie after the last prompt are left out, but every rank has equally many batches,
-    so that the last may repeat a prompt.
+    Rows beyond the last prompt are omitted, but every rank has equally many batches, so the last
+    batch may repeat a prompt.
 
     Args:
-        prompts: Texts.
+        prompts: Texts of the prompts.
         **rows: See `RowSource`.
     """
 
@@ -341,7 +341,7 @@ class DealtPrompts(RowSource, ABC):
         self._prompts = prompts
 
     def __len__(self) -> int:
-        """Returns the batches of each rank."""
+        """Returns the number of batches per rank."""
         return -(-len(self._prompts) // self._rows_per_batch)
 
     def batch(self, n: int) -> Batch:
@@ -352,7 +352,7 @@ class DealtPrompts(RowSource, ABC):
 
     @abstractmethod
     def _built(self, numbers: list[int]) -> Batch:
-        """Returns the batch of the prompts with those numbers."""
+        """Returns the batch of the prompts with the given indices."""
 
 
 # Arguments outside their range

@@ -1,10 +1,10 @@
-"""The special tokens of published tokenizer.json files: what begins a text, and what ends it.
+"""The special tokens of published tokenizer.json files: BOS and EOS.
 
-Texts begin with BOS where the file's post-processor puts one there, whatever add_bos_token in
-tokenizer_config.json says: transformers reads that only without a tokenizer.json. EOS comes from
+Texts begin with BOS if the file's post-processor adds one, whatever add_bos_token in
+tokenizer_config.json says: transformers reads it only without a tokenizer.json. EOS comes from
 generation_config.json (the first of a list ends documents, generation stops at each), config.json,
-tokenizer_config.json and special_tokens_map.json next to the file, and from well-known names as the
-last resort.
+tokenizer_config.json and special_tokens_map.json next to the file, and, as a last resort, from
+well-known names.
 """
 
 import json
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 EOS_TEXT = "<|endoftext|>"
-# Names of the end-of-text token, tried in this order where no config names one.
+# Names of the end-of-text token, tried in this order if no config names one.
 _EOS_CANDIDATES = (EOS_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 SPECIAL_TOKENS_FILE = "special_tokens.json"
-"""Keeps `SpecialTokens` next to a tokenizer.json that a text store or a checkpoint wrote."""
+"""File with `SpecialTokens` next to a tokenizer.json that a text store or a checkpoint wrote."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SpecialTokens:
     """The special tokens of a tokenizer.json by their text.
 
     Attributes:
-        bos: Begins every text; None where texts begin with their first character.
+        bos: Token that begins every text, or None if there is none.
         eos: Tokens at which generation stops, at least one; the first one ends documents.
     """
 
@@ -38,7 +38,7 @@ class SpecialTokens:
         """Rebuilds the tokens from `state`.
 
         Raises:
-            ValueError: It names no EOS, or its values have other types.
+            ValueError: If it has no EOS, or its values have other types.
         """
         bos, eos = state["bos"], state["eos"]
         texts = isinstance(eos, list | tuple) and all(isinstance(text, str) for text in eos)
@@ -50,7 +50,7 @@ class SpecialTokens:
         return cls(bos, tuple(eos))
 
     def __str__(self) -> str:
-        """Returns the tokens in words, for messages."""
+        """Describes the tokens, for messages."""
         begins = "no BOS" if self.bos is None else f"BOS {self.bos!r}"
         return f"{begins} and EOS {', '.join(map(repr, self.eos))}"
 
@@ -60,7 +60,7 @@ class SpecialTokens:
 
 
 def legacy_special_tokens(vocab: Mapping[str, int]) -> SpecialTokens | None:
-    """Returns the tokens that versions before special_tokens.json chose, by name alone."""
+    """Returns the choice of versions before special_tokens.json, based on names alone."""
     eos = next((text for text in _EOS_CANDIDATES if text in vocab), None)
     return None if eos is None else SpecialTokens(None, (eos,))
 
@@ -70,11 +70,11 @@ def find_special_tokens(name: str, inner: Any, folder: Path | None = None) -> Sp
 
     Args:
         name: The tokenizer's name, for messages.
-        inner: The ``tokenizers.Tokenizer`` as the file has it, without padding and truncation.
-        folder: A folder that may hold the model's `CONFIGS`. Default: names alone decide.
+        inner: The ``tokenizers.Tokenizer`` of the file, without padding and truncation.
+        folder: Folder that may have the model's `CONFIGS`. By default only names count.
 
     Raises:
-        ValueError: No config names an end-of-text token and no well-known name is there, texts
+        ValueError: If neither a config nor a well-known name gives an end-of-text token, texts
             begin with several special tokens, or special_tokens.json is broken.
     """
     configs = {} if folder is None else _configs(folder)
@@ -84,7 +84,7 @@ def find_special_tokens(name: str, inner: Any, folder: Path | None = None) -> Sp
             return SpecialTokens.from_state(saved)
         except ValueError as error:
             raise ValueError(
-                f"{SPECIAL_TOKENS_FILE} of tokenizer={name!r} has {error} Mend or delete it."
+                f"{SPECIAL_TOKENS_FILE} of tokenizer={name!r} has {error} Fix or delete it."
             ) from error
     vocab = inner.get_vocab(with_added_tokens=True)
     texts = {i: text for text, i in vocab.items()}
@@ -92,7 +92,7 @@ def find_special_tokens(name: str, inner: Any, folder: Path | None = None) -> Sp
     if not eos:
         special = [t.content for t in inner.get_added_tokens_decoder().values() if t.special]
         listed = [text for text in _EOS_CANDIDATES if text in vocab]
-        # a special token first: "</s>" may be an HTML tag among the ordinary ones
+        # special tokens first: "</s>" may be an ordinary HTML tag
         eos = tuple(sorted(listed, key=lambda text: text not in special)[:1])
     if not eos:
         shown = ", ".join(sorted(special)[:10])
@@ -104,12 +104,12 @@ def find_special_tokens(name: str, inner: Any, folder: Path | None = None) -> Sp
             "added_tokens."
         )
     bos = _leading_token(name, inner, texts)
-    # where EOS begins texts too, the EOS of the document before does that
+    # if EOS also begins texts, the previous document's EOS serves as BOS
     return SpecialTokens(None if bos == eos[0] else bos, eos)
 
 
 def _known(values: Iterable[Any], texts: Mapping[int, str]) -> tuple[str, ...]:
-    """Returns the texts of the tokens that exist, given as ids, texts or AddedToken dicts."""
+    """Returns the texts of existing tokens, given as ids, texts or AddedToken dicts."""
     plain = [v.get("content") if isinstance(v, Mapping) else v for v in values]
     named = [texts.get(v) if isinstance(v, int) else v for v in plain]
     existing = set(texts.values())
@@ -124,7 +124,7 @@ def check_special_tokens(name: str, vocab: Mapping[str, int], special: SpecialTo
         listed = ", ".join(map(reprlib.repr, missing[:10]))
         raise ValueError(
             f"tokenizer={name!r} has no token {listed}, which {SPECIAL_TOKENS_FILE} names as BOS "
-            "or EOS. Mend or delete that file."
+            "or EOS. Fix or delete that file."
         )
 
 
@@ -138,7 +138,7 @@ CONFIGS = (
 
 
 def _configs(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Reads the configs in a folder; files that are missing or no JSON objects are left out."""
+    """Reads the configs in a folder, skipping missing files and files without a JSON object."""
     configs: dict[str, Mapping[str, Any]] = {}
     for file in (SPECIAL_TOKENS_FILE, *CONFIGS):
         try:
@@ -151,7 +151,7 @@ def _configs(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _eos_values(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[list[Any]]:
-    """Yields what each config names as end of text, the most specific config first."""
+    """Yields the end-of-text values of each config, the most specific config first."""
     for file, key in (
         ("generation_config.json", "eos_token_id"),
         ("config.json", "eos_token_id"),
@@ -159,7 +159,7 @@ def _eos_values(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[list[Any]]
         ("special_tokens_map.json", "eos_token"),
     ):
         config = configs.get(file, {})
-        inner = config.get("text_config")  # of a model that also reads images
+        inner = config.get("text_config")  # in models that also read images
         value = config.get(key)
         if value is None and isinstance(inner, Mapping):
             value = inner.get(key)
@@ -170,7 +170,7 @@ def _encoded(inner: Any, text: str) -> Any:
     """Returns the library's encoding of a text, or None if its vocabulary cannot express it."""
     try:
         return inner.encode(text)
-    except Exception:  # the library raises nothing more special
+    except Exception:  # the library raises nothing more specific
         return None
 
 
@@ -178,10 +178,10 @@ def _leading_token(name: str, inner: Any, texts: Mapping[int, str]) -> str | Non
     """Returns the special token that the post-processor puts before a text.
 
     Raises:
-        ValueError: It puts several there, or one that the vocabulary lacks.
+        ValueError: If it puts several there, or one that the vocabulary lacks.
     """
-    # Some piece of the vocabulary: around a text without tokens the special tokens that begin it
-    # could not be told from those that end it.
+    # Uses a piece of the vocabulary: around an empty text, leading and trailing special tokens are
+    # indistinguishable.
     pieces = (texts[i] for i in sorted(texts))
     encodings = (one for piece in pieces if (one := _encoded(inner, piece)) is not None)
     encoding = next((one for one in encodings if not all(one.special_tokens_mask)), None)
@@ -190,7 +190,7 @@ def _leading_token(name: str, inner: Any, texts: Mapping[int, str]) -> str | Non
     leading = encoding.ids[: encoding.special_tokens_mask.index(0)]
     if len(leading) > 1 or not texts.keys() >= set(leading):
         raise ValueError(
-            f"tokenizer={name!r} begins texts with the ids {leading}, where only one token of its "
+            f"tokenizer={name!r} begins texts with the ids {leading}, but only one token of its "
             "vocabulary can begin a text. Change the post_processor of its tokenizer.json."
         )
     return texts[leading[0]] if leading else None

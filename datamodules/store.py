@@ -3,26 +3,26 @@
 A store is a folder::
 
     <name>-<fingerprint>/
-        meta.json              source, tokenizer, options, commits that were read (origin), notes
-                               on what differs from the papers' text, counts, list of shards,
+        meta.json              source, tokenizer, options, commits of the source (origin), notes
+                               on differences from the papers' text, counts, list of shards,
                                checksums: the CRC-32 of each MiB of the other files
         tokenizer.json         only for tokenizers that are files
-        special_tokens.json    only where names alone do not give its BOS and EOS
+        special_tokens.json    only if names alone do not give its BOS and EOS
         train-00000.tokens     uint16 or uint32, every document followed by EOS
-        train-00000.ends       int64, where each document ends in this shard (after its EOS)
-        train-00000.sizes      only for tokenizers whose ids stand for no fixed number of bytes:
+        train-00000.ends       int64, end of each document in this shard (after its EOS)
+        train-00000.sizes      only for tokenizers whose ids have no fixed number of bytes:
                                uint32, the UTF-8 bytes of text that each token covers
         val-00000.tokens ...
-        train-order-0-3        only of many documents: their order for seed 0 in epoch 3, made when
-                               it is needed and safe to delete
-        train-sentences        only of a large marked split: where its sentences end, likewise
+        train-order-0-3        only for many documents: their order for seed 0 in epoch 3, made on
+                               demand and safe to delete
+        train-sentences        only for a large marked split: the ends of its sentences, likewise
 
-A split may have any number of shards, each complete in itself: readers see one stream.
-`prepare` writes the folder under another name and renames it when it is whole, under a file
-lock: what an interruption leaves never looks finished.
+A split may have any number of complete shards, which readers see as one stream. `prepare` writes
+the folder under another name and renames it when it is complete, under a file lock, so that an
+interrupted store never looks finished.
 
 Opening a store of up to 1 GiB compares every block with its checksum; a larger one is compared once
-before a training's first step, and by ``python -m datamodules.check FOLDER``. Stores of older
+before the first training step, and by ``python -m datamodules.check FOLDER``. Stores of older
 versions have no checksums: only their sizes, ids and document ends are checked.
 """
 
@@ -51,18 +51,18 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 FORMAT = 1
-BLOCK_BYTES = 2**20  # of a checksum
+BLOCK_BYTES = 2**20  # per checksum
 VERIFIED_BYTES = 2**30  # stores up to this size are compared with their checksums when opened
 _NUMBER = np.dtype("<i8")
-SIZE = np.dtype("<u4")  # of the bytes of a token
+SIZE = np.dtype("<u4")  # bytes of a token
 
 
 class StoreError(ValueError):
-    """A text store that is missing, incomplete or of another format; the message names the cure."""
+    """Raised if a text store is missing, incomplete or of another format."""
 
 
 def damaged(folder: Path, what: str) -> StoreError:
-    """Returns the error for a store that does not hold what was written."""
+    """Returns the error for a damaged store."""
     return StoreError(
         f"The text store {folder} is damaged: {what}. Delete the folder; it is prepared again."
     )
@@ -70,11 +70,11 @@ def damaged(folder: Path, what: str) -> StoreError:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How much text there is.
+    """Size of a text.
 
     Attributes:
         documents: Number of documents.
-        tokens: Number of tokens, one EOS a document included.
+        tokens: Number of tokens, including one EOS per document.
         utf8_bytes: UTF-8 bytes of the documents' text.
     """
 
@@ -83,7 +83,7 @@ class Counts:
     utf8_bytes: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        """Returns the sums."""
+        """Adds the counts."""
         return Counts(
             documents=self.documents + other.documents,
             tokens=self.tokens + other.tokens,
@@ -98,7 +98,7 @@ def fingerprint(description: Mapping[str, Any], prefix: str) -> str:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns little-endian uint16 where `vocab_size` ids fit, else uint32."""
+    """Returns little-endian uint16 if `vocab_size` ids fit, else uint32."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
@@ -108,7 +108,7 @@ def counts_of(part: Mapping[str, Any]) -> Counts:
 
 
 class BlockChecksums:
-    """The CRC-32 of each block of a file, computed while it is written or read."""
+    """CRC-32 of each block of a file, computed while it is written or read."""
 
     def __init__(self) -> None:
         self._sums: list[int] = []
@@ -127,17 +127,16 @@ class BlockChecksums:
             rest = rest[len(part) :]
 
     def digits(self) -> str:
-        """Returns eight hex digits a block, in order."""
+        """Returns eight hex digits per block, in order."""
         return "".join(f"{value:08x}" for value in self._sums)
 
 
 def all_checksums(folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what meta.json holds of the files in a folder that is being written.
+    """Returns the checksums for meta.json of the files in an unfinished store.
 
     Args:
-        folder: Holds the files of a store, all but meta.json.
-        known: Hex digits of the files that were summed while they were written; the others are
-            read.
+        folder: Folder with all files of the store but meta.json.
+        known: Hex digits of the files that were summed during writing; other files are read.
     """
     sums = dict(known)
     for path in folder.iterdir():
@@ -158,13 +157,13 @@ class Store:
         folder: Folder that `prepare_store` wrote.
 
     Attributes:
-        folder: The same.
+        folder: The argument.
         meta: Content of meta.json.
-        is_verified: Whether all of it was compared with its checksums.
+        is_verified: Whether the whole store was compared with its checksums.
 
     Raises:
-        StoreError: There is none, its format is another, its files are not those that meta.json
-            names, or, in a store of up to 1 GiB, a block does not hold what was written.
+        StoreError: If there is none, it has another format, its files do not match meta.json, or a
+            block of a store of up to 1 GiB is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -173,7 +172,7 @@ class Store:
         self._added_up: bool | None = None
         self.is_verified = False
         try:
-            self._sizes = {name: count * kind.itemsize for name, count, kind in self._files()}
+            self._sizes = {name: count * dtype.itemsize for name, count, dtype in self._files()}
             self._checksums = self._read_checksums()
         except _FlawError as flaw:
             raise damaged(self.folder, f"meta.json: {flaw}") from flaw
@@ -185,8 +184,8 @@ class Store:
     def _read_meta(self) -> dict[str, Any]:
         if not self.folder.is_dir():
             raise StoreError(
-                f"There is no text store at {self.folder}. Run prepare_data() first; with several "
-                "machines each needs it, or a cache_dir that all of them see."
+                f"There is no text store at {self.folder}. Run prepare_data() first; several "
+                "machines each need one, or a shared cache_dir."
             )
         try:
             meta = parse_json((self.folder / "meta.json").read_text(encoding="utf-8"))
@@ -195,22 +194,22 @@ class Store:
         if not isinstance(meta, dict):
             raise damaged(self.folder, f"meta.json holds {reprlib.repr(meta)}, not an object")
         if meta.get("format") != FORMAT:
-            found = reprlib.repr(meta.get("format"))
-            raise damaged(self.folder, f"its format is {found}, this version reads {FORMAT}")
+            actual = reprlib.repr(meta.get("format"))
+            raise damaged(self.folder, f"its format is {actual}, this version reads {FORMAT}")
         return meta
 
     def _files(self) -> Iterator[tuple[str, int, np.dtype]]:
-        """Yields name, number of values and their type of each file that meta.json describes.
+        """Yields name, number of values and dtype of each file in meta.json.
 
         Raises:
-            _FlawError: A value in meta.json is missing, or of another type or range.
+            _FlawError: If a value in meta.json is missing, or has a wrong type or range.
         """
         vocab_size = whole_number(self.meta, "vocab_size", least=1)
         dtype = expect(self.meta, "dtype", str)
         if dtype != token_dtype(vocab_size).str:
-            raise _FlawError(f"dtype is {dtype!r}, with {vocab_size} ids it would be another")
+            raise _FlawError(f"dtype is {dtype!r}, which does not fit {vocab_size} ids")
         if whole_number(self.meta, "eos_id") >= vocab_size:
-            raise _FlawError(f"eos_id is {self.meta['eos_id']}, there are {vocab_size} ids")
+            raise _FlawError(f"eos_id is {self.meta['eos_id']}, but there are {vocab_size} ids")
         expect({"origin": {}, **self.meta}, "origin", dict)
         for note in expect({"notes": [], **self.meta}, "notes", list):
             expect({"note": note}, "note", str)
@@ -223,7 +222,7 @@ class Store:
                     yield f"{name}.sizes", counts.tokens, SIZE
 
     def _read_checksums(self) -> dict[str, np.ndarray] | None:
-        """Returns the checksums of each file, uint32; None in a store of an older version."""
+        """Returns the checksums of each file, uint32, or None in stores of older versions."""
         if "checksums" not in self.meta:
             return None
         part = expect(self.meta, "checksums", dict)
@@ -238,35 +237,35 @@ class Store:
         for name, size in self._sizes.items():
             blocks = -(-size // BLOCK_BYTES)
             if not re.fullmatch(rf"[0-9a-f]{{{8 * blocks}}}", expect(digits, name, str)):
-                raise _FlawError(f"the checksums of {name} are not those of {blocks} blocks")
+                raise _FlawError(f"the checksums of {name} are not for {blocks} blocks")
         return {name: np.frombuffer(bytes.fromhex(digits[name]), ">u4") for name in self._sizes}
 
     def _check_size(self, name: str, size: int) -> None:
         path = self.folder / name
         actual = path.stat().st_size if path.is_file() else 0
         if actual != size:
-            raise damaged(self.folder, f"{name} has {actual} bytes where meta.json names {size}")
+            raise damaged(self.folder, f"{name} has {actual} bytes, but meta.json names {size}")
 
     @property
     def has_checksums(self) -> bool:
-        """Whether it has checksums: stores that older versions prepared have none."""
+        """Whether the store has checksums; stores of older versions have none."""
         return self._checksums is not None
 
     @property
     def size(self) -> int:
-        """Bytes of the files that are checked."""
+        """Bytes of the checked files."""
         return sum(self._sizes.values())
 
     def verify(self, checked: Callable[[int], object] = lambda size: None) -> None:
-        """Compares the files with their checksums, and their values with what can be.
+        """Compares the files with their checksums, and checks the range of their values.
 
         Args:
-            checked: Called after each block with its bytes.
+            checked: Called after each block with its size in bytes.
 
         Raises:
-            StoreError: A block does not hold what was written; the message names it.
+            StoreError: If a block is damaged; the message names it.
         """
-        with ThreadPoolExecutor() as pool:  # checksums and comparisons leave the lock of Python
+        with ThreadPoolExecutor() as pool:  # checksums and comparisons release the GIL
             for name, size in self._sizes.items():
                 starts = range(0, size, BLOCK_BYTES)
                 for block_bytes in pool.map(self._verify_block, repeat(name), starts):
@@ -274,7 +273,7 @@ class Store:
         self.is_verified = True
 
     def _verify_block(self, name: str, start: int) -> int:
-        """Verifies the block of a file from the byte `start` on, and returns its bytes."""
+        """Verifies the block of a file from byte `start` on, and returns its size in bytes."""
         with (self.folder / name).open("rb") as file:
             file.seek(start)
             data = file.read(BLOCK_BYTES)
@@ -294,11 +293,11 @@ class Store:
         if ids.max() >= self.meta["vocab_size"]:
             raise damaged(
                 self.folder,
-                f"{name} holds the id {ids.max()}, the vocabulary has {self.meta['vocab_size']}",
+                f"{name} has the id {ids.max()}, but the vocabulary has {self.meta['vocab_size']}",
             )
 
     def _check_ends(self, name: str, start: int, ends: np.ndarray) -> None:
-        """Refuses ends that do not ascend to the last token, or a document without EOS there.
+        """Raises if the ends do not ascend to the last token, or a document lacks its EOS.
 
         Args:
             name: File of the ends.
@@ -319,19 +318,19 @@ class Store:
             raise damaged(self.folder, f"a document that ends by {name} has no EOS in the tokens")
 
     def counts(self, split: Split) -> Counts:
-        """Returns how much text a split has."""
+        """Returns the counts of a split."""
         return counts_of(self.meta["splits"][split])
 
     def tokenizer(self, name: str, special: SpecialTokens | None = None) -> JsonTokenizer | None:
-        """Returns the stored tokenizer under a name; None where it is known by name alone.
+        """Returns the stored tokenizer, or None if its name alone defines it.
 
         Args:
-            name: The name.
-            special: The special tokens that the name stands for today. Default: that is not known,
-                and stores of older versions must have those that the file alone gives.
+            name: Name of the tokenizer.
+            special: Current special tokens of the name. By default they are unknown, and stores of
+                older versions must have the special tokens that the file alone gives.
 
         Raises:
-            StoreError: Its files cannot be read, or its special tokens are others.
+            StoreError: If its files cannot be read, or its special tokens differ.
         """
         if not (self.folder / "tokenizer.json").is_file():
             return None
@@ -348,11 +347,11 @@ class Store:
         return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Compares what the stored tokens hold with what the tokenizer would give today.
+        """Checks that the stored tokens are consistent with the tokenizer.
 
         Raises:
-            StoreError: An older version prepared the store, and its documents lack BOS, or the
-                bytes of its tokens do not add up to those of the text.
+            StoreError: If an older version prepared the store, and its documents lack BOS, or the
+                bytes of its tokens do not sum to the size of the text.
         """
         lacks = None
         if tokenizer.text_bos_id != self.meta.get("bos_id"):
@@ -363,7 +362,7 @@ class Store:
             raise self._outdated(tokenizer.name, lacks)
 
     def _adds_up(self, tokenizer: Tokenizer) -> bool:
-        """Returns whether the bytes of each shard's tokens add up to those of its text."""
+        """Returns whether the bytes of each shard's tokens sum to the size of its text."""
         if self._added_up is None:
             token_bytes = tokenizer.token_bytes.numpy()
             self._added_up = all(
@@ -388,9 +387,9 @@ class Store:
         """Returns a split's tokens as one stream.
 
         Args:
-            split: The split.
-            token_bytes: UTF-8 bytes of each id, (V,) int64, for stores that do not hold the
-                bytes of each token.
+            split: Name of the split.
+            token_bytes: UTF-8 bytes of each id, (V,) int64, for stores without the bytes of each
+                token.
         """
         shards = [self.folder / shard["name"] for shard in self.meta["splits"][split]["shards"]]
         sizes = None if self.meta.get("sizes") else token_bytes
@@ -398,10 +397,10 @@ class Store:
 
 
 def verify_store(store: Store) -> None:
-    """Compares all of a store with its checksums, under a bar of progress.
+    """Compares the whole store with its checksums, with a progress bar.
 
     Raises:
-        StoreError: A block does not hold what was written.
+        StoreError: If a block is damaged.
     """
     name, size = f"verifying {store.folder.name}", store.size
     with tqdm(desc=name, total=size, unit="B", unit_scale=True, disable=None) as bar:
@@ -409,40 +408,40 @@ def verify_store(store: Store) -> None:
 
 
 class _FlawError(ValueError):
-    """A value in meta.json that cannot be."""
+    """Raised for an invalid value in meta.json."""
 
 
-def expect(part: Mapping[str, Any], key: str, kind: type) -> Any:
-    """Returns a value of a part of meta.json, which must be of that type.
+def expect(part: Mapping[str, Any], key: str, cls: type) -> Any:
+    """Returns a value in a part of meta.json after checking its type.
 
     Raises:
-        ValueError: It is not, or is missing.
+        ValueError: If it is missing or has another type.
     """
     value = part.get(key)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise _FlawError(f"{key} is {reprlib.repr(value)}, not of type {kind.__name__}")
+    if not isinstance(value, cls) or (cls is int and isinstance(value, bool)):
+        raise _FlawError(f"{key} is {reprlib.repr(value)}, not of type {cls.__name__}")
     return value
 
 
 def whole_number(part: Mapping[str, Any], key: str, least: int = 0) -> int:
-    """Returns a number of a part of meta.json, at least `least`.
+    """Returns an integer in a part of meta.json after checking its range.
 
     Raises:
-        ValueError: It is none, less, or larger than any file.
+        ValueError: If it is no integer, below `least`, or larger than any file.
     """
     value = int(expect(part, key, int))
     if not least <= value < 2**48:
-        raise _FlawError(f"{key} is {reprlib.repr(value)}, which cannot be")
+        raise _FlawError(f"{key} is {reprlib.repr(value)}, which is out of range")
     return value
 
 
 def _shards(part: Mapping[str, Any], split: Split) -> Iterator[tuple[str, Counts]]:
-    """Yields name and counts of the shards of a split, which must add up to the split's own."""
+    """Yields name and counts of the shards of a split, which must sum to the split's counts."""
     total = Counts()
     for shard in expect(part, "shards", list):
         name = expect(expect({"shard": shard}, "shard", dict), "name", str)
         if not re.fullmatch(rf"{split}-[0-9]{{5,}}", name):
-            raise _FlawError(f"{reprlib.repr(name)} is no name of a shard of {split}")
+            raise _FlawError(f"{reprlib.repr(name)} is not the name of a shard of {split}")
         keys = ("documents", "tokens", "utf8_bytes")
         counts = Counts(**{key: whole_number(shard, key) for key in keys})
         if not 1 <= counts.documents <= counts.tokens:
@@ -450,7 +449,7 @@ def _shards(part: Mapping[str, Any], split: Split) -> Iterator[tuple[str, Counts
         total += counts
         yield name, counts
     if vars(total) != {key: part.get(key) for key in vars(total)}:
-        raise _FlawError(f"the counts of {split} are not the sums of its shards'")
+        raise _FlawError(f"the counts of {split} are not the sums over its shards")
 
 
 class TokenStream:
@@ -460,7 +459,7 @@ class TokenStream:
         shards: Paths without suffix, in order.
         dtype: Type of the stored tokens.
         vocab_size: V.
-        token_bytes: UTF-8 bytes of each id, (V,) int64. Default: the shards have files of sizes.
+        token_bytes: UTF-8 bytes of each id, (V,) int64. By default the shards have files of sizes.
     """
 
     def __init__(
@@ -476,16 +475,16 @@ class TokenStream:
         self._bases = np.cumsum([0, *(len(part) for part in self._tokens)], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns what opens the same files elsewhere; a pickled memory map would copy them."""
+        """Pickles the paths; a pickled memory map would copy the files."""
         return TokenStream, (self._shards, self._dtype, self._vocab_size, self.token_bytes)
 
     def __len__(self) -> int:
-        """Returns N."""
+        """Returns the number of tokens, N."""
         return int(self._bases[-1])
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """Where each document ends, after its EOS; int64, ascending, the last one is N."""
+        """End of each document, after its EOS; int64, ascending, the last one is N."""
         ends, _ = self._ends
         if len(ends) == 1:
             return ends[0]
@@ -495,19 +494,19 @@ class TokenStream:
 
     @cached_property
     def _ends(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """Where documents end in each shard, and the documents before each shard."""
+        """Ends of the documents in each shard, and number of documents before each shard."""
         parts = [_map(shard, "ends", "<i8") for shard in self._shards]
         return parts, np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
 
     @property
     def num_documents(self) -> int:
-        """Documents of the split."""
+        """Number of documents of the split."""
         return int(self._ends[1][-1])
 
     def ends(self, documents: np.ndarray) -> np.ndarray:
-        """Returns where those documents (numbers, any shape) end in the stream, int64.
+        """Returns the ends of documents (indices of any shape) in the stream, int64.
 
-        As `document_ends`, which for several shards is a copy in memory, but read from the files.
+        Unlike `document_ends`, it reads the files and makes no copy of several shards.
         """
         parts, firsts = self._ends
         if len(parts) == 1:
@@ -520,7 +519,7 @@ class TokenStream:
         return out
 
     def starts(self, documents: np.ndarray) -> np.ndarray:
-        """Returns where those documents (numbers, any shape) begin in the stream, int64."""
+        """Returns the starts of documents (indices of any shape) in the stream, int64."""
         numbers = np.asarray(documents, dtype=np.int64)
         return np.where(numbers > 0, self.ends(np.maximum(numbers - 1, 0)), 0)
 
@@ -533,16 +532,16 @@ class TokenStream:
         """Returns the tokens at `positions` (any shape, each in [0, N)), int64 of that shape.
 
         Raises:
-            StoreError: A position is not in the stream, or a token not in the vocabulary: the files
-                were damaged after they were verified.
+            StoreError: If a position is outside the stream, or a token outside the vocabulary,
+                because the files were damaged after their verification.
         """
         try:
             tokens = self._gathered(self._tokens, positions)
         except IndexError as error:
-            what = f"its documents do not end within its {len(self)} tokens"
+            what = f"its documents end beyond its {len(self)} tokens"
             raise damaged(self._shards[0].parent, what) from error
         if tokens.size and tokens.max() >= self._vocab_size:
-            what = f"it holds the id {tokens.max()}, the vocabulary has {self._vocab_size}"
+            what = f"it has the id {tokens.max()}, but the vocabulary has {self._vocab_size}"
             raise damaged(self._shards[0].parent, what)
         return tokens
 
@@ -557,7 +556,7 @@ class TokenStream:
         return [_map(shard, "sizes", SIZE.str) for shard in self._shards]
 
     def _gathered(self, parts: Sequence[np.ndarray], positions: np.ndarray) -> np.ndarray:
-        """Returns the values at `positions` of arrays that lie in shards, int64."""
+        """Gathers values at `positions` from sharded arrays, int64."""
         if len(parts) == 1:
             return parts[0][positions].astype(np.int64)
         shard = np.searchsorted(self._bases, positions, side="right") - 1

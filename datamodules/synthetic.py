@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from datamodules.base import none_of, outside, refuse
+from datamodules.base import choice_problems, raise_problems, range_problems
 from datamodules.reasoning.kinship import NAMES, Draws
 from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
@@ -105,13 +105,13 @@ class SyntheticText(TextDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        problems = none_of(tuple(TASKS), task=task)
-        problems += outside(1, train_documents=train_documents)
+        problems = choice_problems(tuple(TASKS), task=task)
+        problems += range_problems(1, train_documents=train_documents)
         sizes = {"val_documents": val_documents, "test_documents": test_documents}
-        problems += outside(0, **sizes, document_seed=document_seed)
-        problems += outside(2, length=length, held_out_length=held_out_length)
+        problems += range_problems(0, **sizes, document_seed=document_seed)
+        problems += range_problems(2, length=length, held_out_length=held_out_length)
         most = len(LETTERS) - 1
-        refuse(problems + outside(1, most, levels=levels))
+        raise_problems(problems + range_problems(1, most, levels=levels))
         self._task, self._document_seed = task, document_seed
         held_out = length if held_out_length is None else held_out_length
         self._lengths: dict[Split, int] = {"train": length, "val": held_out, "test": held_out}

@@ -1,14 +1,14 @@
-"""Text as batches of token windows: rows of T tokens cut from a token stream, by number.
+"""Batches of token windows: rows of T tokens cut from a token stream, by index.
 
-A corpus writes one method, `documents(split)`, and gets the rest: splits, tokenizer, text store
-(`corpus`), loaders, ranks and resuming (`base`), windows (here).
+A corpus implements one method, `documents(split)`, and inherits the rest: splits, tokenizer, text
+store (`corpus`), loaders, ranks and resuming (`base`), windows (here).
 
 The stream of a split is its documents, each ending in EOS. An EOS is assumed at position -1, as the
-context of the very first token, so that every stored token is a target. Where the tokenizer begins
-texts with BOS, documents do too, and evaluation reads BOS without predicting it. A window is a row
+context of the very first token, so that every stored token is a target. If the tokenizer begins
+texts with BOS, so do documents, and evaluation reads BOS without predicting it. A window is a row
 of T+1 tokens: the first T are the inputs, the last T the targets.
 
-Three orders say which row has which number:
+Three orders define row n:
 
 | order | rows | use |
 |---|---|---|
@@ -17,7 +17,8 @@ Three orders say which row has which number:
 | `EvaluationWindows` | the stream cut from its beginning, the last row padded | evaluation |
 
 `WindowSource` groups rows into the batches of one rank. All randomness is counter-based (Philox),
-keyed by seed and row number or epoch: no state, so any batch can be built without those before it.
+keyed by seed and row index or epoch. It has no state, so any batch can be built without the batches
+before it.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import LanguageDataModule, none_of, outside
+from datamodules.base import LanguageDataModule, choice_problems, range_problems
 from datamodules.corpus import REMOVE_REPEATS
 from datamodules.order import EpochOrder, draws, epoch_order
 from datamodules.sources import (
@@ -42,16 +43,16 @@ from datamodules.sources import (
 from datamodules.store import Split, TokenStream
 from datamodules.tokenizer_base import Tokenizer
 
-IGNORE = -100  # target of positions where nothing is predicted, and filler in rows
+IGNORE = -100  # target of positions without prediction, and padding in rows
 
 
 class WindowOrder(ABC):
-    """Rows by number.
+    """Rows by index.
 
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
-        eos_id: The token before the stream.
+        eos_id: Token before the stream.
 
     Attributes:
         block_size: T.
@@ -66,17 +67,17 @@ class WindowOrder(ABC):
 
     @abstractmethod
     def positions(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns where in the stream the tokens of rows lie, (B, T+1) int64.
+        """Returns the stream positions of rows, (B, T+1) int64.
 
-        -1 is the EOS before the stream, -2 filler. Numbers (B,) count on over epochs.
+        -1 is the EOS before the stream, -2 padding. Row indices (B,) continue over epochs.
         """
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns rows (B, T+1) int64, tokens or -100; numbers (B,) count on over epochs."""
+        """Returns rows (B, T+1) int64, tokens or -100; indices (B,) continue over epochs."""
         return self.cut(self.positions(numbers))
 
     def cut(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the tokens at `positions`, -100 for filler."""
+        """Returns the tokens at `positions`, -100 for padding."""
         tokens = self._stream.gather(np.maximum(positions, 0))
         tokens[positions == -1] = self._eos_id
         tokens[positions == NOWHERE] = IGNORE
@@ -89,14 +90,14 @@ class WindowOrder(ABC):
         return np.where(inside, sizes, 0)
 
 
-NOWHERE = -2  # position of filler in rows; -1 is the EOS before the stream
+NOWHERE = -2  # position of padding in rows; -1 is the EOS before the stream
 
 
 def _full_windows(stream: TokenStream, block_size: int) -> int:
-    """Returns how many full windows the stream holds.
+    """Returns the number of full windows in the stream.
 
     Raises:
-        ValueError: Not even one.
+        ValueError: If there is none.
     """
     if len(stream) < block_size:
         raise ValueError(
@@ -107,16 +108,16 @@ def _full_windows(stream: TokenStream, block_size: int) -> int:
 
 
 class RandomWindows(WindowOrder):
-    """T+1 consecutive tokens from anywhere in the stream, drawn with replacement.
+    """Windows of T+1 consecutive tokens at random positions, drawn with replacement.
 
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
-        eos_id: The token before the stream.
-        seed: Non-negative; row g is a pure function of (seed, g).
+        eos_id: Token before the stream.
+        seed: Non-negative seed; row g is a pure function of (seed, g).
 
     Raises:
-        ValueError: The stream has fewer than T tokens.
+        ValueError: If the stream has fewer than T tokens.
     """
 
     def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int, seed: int) -> None:
@@ -125,7 +126,7 @@ class RandomWindows(WindowOrder):
         self._rows = _full_windows(stream, block_size)
 
     def __len__(self) -> int:
-        """Returns N // T: as many targets per epoch as `PackedWindows` has."""
+        """Returns N // T, the number of rows that `PackedWindows` has before grouping."""
         return self._rows
 
     def positions(self, numbers: np.ndarray) -> np.ndarray:
@@ -138,18 +139,19 @@ class RandomWindows(WindowOrder):
 class PackedWindows(WindowOrder):
     """Documents in a new order each epoch, joined, and cut into consecutive rows of T targets.
 
-    Each token is a target at most once per epoch; fewer than T at the end of the order, and the
-    rows that do not fill a batch of all ranks, are left out in that epoch.
+    Each token is a target at most once per epoch. The last tokens that do not fill a row, and the
+    last rows that do not fill a batch over all ranks, are left out in that epoch.
 
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
-        eos_id: The token before the stream.
-        seed: Non-negative; the order of an epoch is a pure function of (seed, epoch).
-        rows_per_batch: Rows of a batch of all ranks, or a step: an epoch uses a multiple of that.
+        eos_id: Token before the stream.
+        seed: Non-negative seed; the order of an epoch is a pure function of (seed, epoch).
+        rows_per_batch: Rows of a batch over all ranks, or of a step; an epoch uses a multiple of
+            it.
 
     Raises:
-        ValueError: The stream has fewer than T tokens, or fewer rows than one batch takes.
+        ValueError: If the stream has fewer than T tokens, or fewer rows than one batch takes.
     """
 
     def __init__(
@@ -168,15 +170,15 @@ class PackedWindows(WindowOrder):
         self._orders: dict[int, EpochOrder] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a loading process needs; it opens the order itself."""
+        """Omits the cached orders; loading processes open them again."""
         return {**vars(self), "_orders": {}}
 
     def __len__(self) -> int:
-        """Returns the rows used per epoch."""
+        """Returns the number of rows per epoch."""
         return self._rows
 
     def positions(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the positions of rows, (B, T+1); number n is row n % len of epoch n // len."""
+        """Returns the positions of rows, (B, T+1); row n is row n % len of epoch n // len."""
         epochs, indices = np.divmod(numbers, self._rows)
         out = np.empty((len(numbers), self.block_size + 1), dtype=np.int64)
         for epoch in np.unique(epochs):
@@ -185,22 +187,24 @@ class PackedWindows(WindowOrder):
         return out
 
     def _cut_epoch(self, epoch: int, starts: np.ndarray) -> np.ndarray:
-        """Returns the positions of rows that begin at those places of an epoch's order."""
+        """Returns the stream positions of rows that start at `starts` in an epoch's order."""
         order = self._order(epoch)
         stops = starts + self.block_size + 1
-        # The documents of each row, one row after the other, and where each stops in its row.
+        # One entry per (row, document) pair, row by row: K entries in all for B rows.
         firsts = np.searchsorted(order.ends, starts, side="right")
         counts = np.searchsorted(order.ends, stops - 1, side="right") - firsts + 1
         row = np.repeat(np.arange(len(starts)), counts)
         begins = np.cumsum(counts) - counts
-        place = np.arange(len(row)) - begins[row] + firsts[row]
-        ends = order.ends[place]
+        index = np.arange(len(row)) - begins[row] + firsts[row]  # (K,) document in the order
+        ends = order.ends[index]
+        # Each document fills the positions since..until of its row, in the order's coordinates.
         until = np.minimum(ends, stops[row])
         since = np.concatenate([[0], until[:-1]])
         since[begins] = starts
-        shifts = np.repeat(self._stream.ends(order.numbers[place]) - ends, until - since)
+        # Offset from the order's coordinates to the stored stream, constant per document.
+        shifts = np.repeat(self._stream.ends(order.numbers[index]) - ends, until - since)
         positions = starts[:, None] + np.arange(self.block_size + 1)
-        shifted = positions + shifts.reshape(positions.shape)
+        shifted = positions + shifts.reshape(positions.shape)  # (B, T+1)
         return np.where(positions < 0, -1, shifted)
 
     def _order(self, epoch: int) -> EpochOrder:
@@ -210,18 +214,18 @@ class PackedWindows(WindowOrder):
 
 
 class EvaluationWindows(WindowOrder):
-    """The stream cut from its beginning: each of its N tokens is counted in exactly one row.
+    """The stream cut from its beginning, with each of its N tokens scored in exactly one row.
 
-    Row n begins S n tokens into the stream. Its first T - S targets are those of the rows before
-    it and serve as context, except in row 0. A stream that begins with BOS needs no EOS before it:
-    its rows begin one token later.
+    Row n starts S n tokens into the stream. Except in row 0, its first T - S targets were scored in
+    earlier rows and serve as context. A stream that begins with BOS needs no EOS before it, so its
+    rows start one token later.
 
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
-        eos_id: The token before the stream.
-        stride: S, at most T, the targets that a row adds; None: T, rows that do not overlap.
-        bos_id: BOS of the documents, None where they have none.
+        eos_id: Token before the stream.
+        stride: S, at most T, the number of targets that a row adds. Defaults to T, without overlap.
+        bos_id: BOS of the documents, or None if they have none.
     """
 
     def __init__(
@@ -238,13 +242,13 @@ class EvaluationWindows(WindowOrder):
         self._first = -1 if bos_id is None else 0
 
     def __len__(self) -> int:
-        """Returns 1 + ceil((N - T) / S) for N targets; 1 of at most T, 0 without tokens."""
+        """Returns 1 + ceil((N - T) / S) for N targets; 1 for at most T, 0 without tokens."""
         size = len(self._stream)
         targets = size - 1 - self._first
         return (size > 0) + -(-max(0, targets - self.block_size) // self._stride)
 
     def positions(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the positions of rows, (B, T+1), filler after the stream and in rows too many."""
+        """Returns the positions of rows, (B, T+1), padded after the stream and in extra rows."""
         starts = numbers[:, None] * self._stride + self._first
         positions = starts + np.arange(self.block_size + 1)
         outside = (positions >= len(self._stream)) | (numbers[:, None] >= len(self))
@@ -260,22 +264,22 @@ def as_batch(
     context: int = 0,
     bos_id: int | None = None,
 ) -> Batch:
-    """Returns the batch dict of rows (B, T+1) that carry those numbers (B,).
+    """Returns the batch dict of rows (B, T+1) with indices `numbers` (B,).
 
-    The first ``context`` targets of every row but row 0 are not predicted, and ``bos_id`` nowhere:
-    that a text begins is given.
+    The first ``context`` targets of every row but row 0 are not predicted, and ``bos_id`` never is,
+    because the beginning of a text is given.
 
-    Keys: ``tokens`` (B, T) int64; ``targets`` (B, T) int64, -100 where nothing is predicted;
-    ``mask`` (B, T) bool, true on real tokens; ``sequence_id`` (B,) int64, the row's number;
+    Keys: ``tokens`` (B, T) int64; ``targets`` (B, T) int64, -100 at positions without prediction;
+    ``mask`` (B, T) bool, true on real tokens; ``sequence_id`` (B,) int64, the row's index;
     ``num_bytes`` (B,) int64, UTF-8 bytes of the targets.
 
     Args:
         rows: Tokens, or -100.
         sizes: UTF-8 bytes of each token of the rows, (B, T+1) int64.
-        numbers: Numbers of the rows.
-        eos_id: Stands at padded inputs.
-        context: Targets at the beginning of rows that are only read.
-        bos_id: BOS of the documents, None where they have none.
+        numbers: Indices of the rows.
+        eos_id: Token at padded inputs.
+        context: Number of targets at the beginning of rows that are only read.
+        bos_id: BOS of the documents, or None if they have none.
     """
     padded = torch.from_numpy(rows)
     inputs, targets = padded[:, :-1], padded[:, 1:].clone()
@@ -296,8 +300,8 @@ def target_bytes(targets: Tensor, sizes: np.ndarray) -> Tensor:
     """Returns the UTF-8 bytes of each row's targets, (B,) int64.
 
     Args:
-        targets: (B, ...), -100 where nothing is predicted.
-        sizes: UTF-8 bytes of each, of the same shape.
+        targets: Target ids (B, ...), -100 at positions without prediction.
+        sizes: UTF-8 bytes of each target, of the same shape.
     """
     counted = torch.where(targets != IGNORE, torch.from_numpy(sizes), 0)
     return counted.flatten(1).sum(1)
@@ -307,15 +311,15 @@ class WindowSource(RowSource):
     """Batches of windows.
 
     Args:
-        order: Windows by number.
-        eos_id: Token that stands at padded inputs.
-        drop_last: Whether rows that do not fill a batch of all ranks are left out (training).
-            Evaluation keeps them and fills the last batches with rows without targets, so that
-            every rank has equally many.
-        special_ids: Tokens that are not lexical; see `batch`.
-        context: Targets at the beginning of every row but row 0 that are not predicted.
-        bos_id: The BOS of documents, if they have one. Evaluation does not predict it; training
-            does, so that every row has T targets.
+        order: Windows by index.
+        eos_id: Token at padded inputs.
+        drop_last: Whether to leave out rows that do not fill a batch over all ranks (training).
+            Evaluation keeps them and pads the last batches with rows without targets, so that every
+            rank has equally many batches.
+        special_ids: Ids of tokens that are not lexical; see `batch`.
+        context: Number of targets at the beginning of every row but row 0 that are not predicted.
+        bos_id: BOS of documents, if they have one. Evaluation does not predict it; training does,
+            so that every row has T targets.
         **rows: See `RowSource`.
 
     Raises:
@@ -341,17 +345,17 @@ class WindowSource(RowSource):
         self._batches = steps * self._accumulate
 
     def __len__(self) -> int:
-        """Returns the batches of each rank per epoch."""
+        """Returns the number of batches per rank and epoch."""
         return self._batches
 
     def counts(self, n: int) -> dict[str, float]:
-        """Returns the targets of batch `n` over all ranks, for training: every row is full."""
+        """Returns the number of targets of training batch `n` over all ranks; every row is full."""
         return {"targets": float(self._rows_per_batch * self._order.block_size)}
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `as_batch`.
 
-        With `special_ids` also ``lexical`` (B, T) bool: the target is none of them.
+        With `special_ids` it also has ``lexical`` (B, T) bool, whether the target is none of them.
         """
         numbers = self._numbers(n)
         positions = self._order.positions(numbers)
@@ -377,7 +381,7 @@ class WindowSource(RowSource):
 
 
 def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:
-    """Returns how many batches of all ranks the rows of an epoch make.
+    """Returns the number of batches over all ranks in an epoch.
 
     Raises:
         ValueError: With `drop_last`, if there are fewer rows than one batch takes.
@@ -393,19 +397,19 @@ def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:
 
 
 class PromptSource(DealtPrompts):
-    """Batches of prompts as a model reads them before it continues them.
+    """Batches of prompts in the form in which a model continues them.
 
-    Each stands after `Tokenizer.start_id`, so that its first token is scored too. Batches
-    are those of `as_batch`, as wide as their longest prompt.
+    Each prompt follows `Tokenizer.start_id`, so that its first token is scored too. Batches have
+    the keys of `as_batch` and the width of their longest prompt.
 
     Args:
-        prompts: Texts.
-        tokenizer: Encodes them.
-        block_size: Longest prompt that the model can read, in tokens.
+        prompts: Texts of the prompts.
+        tokenizer: Tokenizer of the prompts.
+        block_size: Maximum length of a prompt, in tokens.
         **rows: See `DealtPrompts`.
 
     Raises:
-        ValueError: A prompt is longer than `block_size`.
+        ValueError: If a prompt is longer than `block_size`.
     """
 
     def __init__(
@@ -414,15 +418,15 @@ class PromptSource(DealtPrompts):
         super().__init__(prompts, **rows)
         self._tokenizer = tokenizer
         self._encoded = [tokenizer.measured_prompt(prompt) for prompt in prompts]
-        for number, (ids, _) in enumerate(self._encoded):
+        for index, (ids, _) in enumerate(self._encoded):
             if len(ids) - 1 > block_size:
                 raise ValueError(
-                    f"prompt {number + 1} has {len(ids) - 1} tokens, the model reads block_size="
+                    f"prompt {index + 1} has {len(ids) - 1} tokens, the model reads block_size="
                     f"{block_size}. Shorten it."
                 )
 
     def _built(self, numbers: list[int]) -> Batch:
-        encoded = [self._encoded[number] for number in numbers]
+        encoded = [self._encoded[index] for index in numbers]
         width = max(2, *(len(ids) for ids, _ in encoded))
         rows = np.full((len(encoded), width), IGNORE, dtype=np.int64)
         sizes = np.zeros_like(rows)
@@ -438,25 +442,25 @@ Report = Literal["all", "lexical"]
 
 
 class TextDataModule(LanguageDataModule):
-    """A text corpus as batches of token windows.
+    """A text corpus in batches of token windows.
 
-    Training batch n of rank r has the windows with the global numbers (n * world_size + r) * B + b,
-    b below B, the rows of its micro-batch.
+    Training batch n of rank r has the windows with the global indices (n * world_size + r) * B + b
+    for b < B, where B is the number of rows of its micro-batch.
 
     Args:
         block_size: Length of a window, in tokens (T).
-        train_windows: 'packed' cuts documents in a new order each epoch, each token once; 'random'
-            starts anywhere.
-        report: What loss and perplexity count when evaluating: 'all' targets, or only 'lexical'
-            ones, leaving out the tokens that end documents (and sentences, where there are such).
-            Bits per byte count all.
-        eval_stride: S, targets that a window adds when evaluating: windows then begin S tokens
+        train_windows: 'packed' cuts documents in a new order each epoch, with each token once;
+            'random' starts anywhere.
+        report: Targets that loss and perplexity cover in evaluation: 'all', or only 'lexical' ones,
+            without the tokens that end documents (and sentences, if they are marked). Bits per byte
+            cover all.
+        eval_stride: S, number of targets that a window adds in evaluation: windows start S tokens
             apart, and each target is scored after at least T - S tokens, at T / S times the
-            compute; null: T, windows that do not overlap.
+            compute. Null takes T, windows without overlap.
         **kwargs: See `LanguageDataModule` and `TextCorpus`.
 
     Raises:
-        ValueError: An argument is out of its range; the message lists all of them.
+        ValueError: If arguments are out of range; the message lists all of them.
     """
 
     may_overlap: ClassVar[bool] = True
@@ -483,9 +487,9 @@ class TextDataModule(LanguageDataModule):
         super().__init__(**kwargs)
 
     def _problems(self) -> list[str]:
-        problems = [*outside(1, block_size=self.block_size), *super()._problems()]
-        problems += none_of(("packed", "random"), train_windows=self.train_windows)
-        problems += none_of(("all", "lexical"), report=self.report)
+        problems = [*range_problems(1, block_size=self.block_size), *super()._problems()]
+        problems += choice_problems(("packed", "random"), train_windows=self.train_windows)
+        problems += choice_problems(("all", "lexical"), report=self.report)
         if self.eval_stride is not None and not 1 <= self.eval_stride <= max(1, self.block_size):
             problems.append(
                 f"eval_stride={self.eval_stride} must be between 1 and block_size={self.block_size}"
@@ -496,22 +500,22 @@ class TextDataModule(LanguageDataModule):
         return REMOVE_REPEATS
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the store, and compares the sizes of batches with it before a model is built.
+        """Opens the store, and checks the size of batches before a model is built.
 
         Raises:
-            ValueError: The train split is too small for one batch.
+            ValueError: If the train split is too small for one batch.
         """
         super().setup(stage)
-        if stage == "fit" and self.trainer is not None:  # a corpus of sentences has none
+        if stage == "fit" and self.trainer is not None:  # a corpus of sentences has no trainer
             self.training_source()
 
     @property
     def block_size(self) -> int:
-        """T, the length of a window in tokens."""
+        """Length T of a window in tokens."""
         return self._block_size
 
     def rows_per_target(self, split: Split, batches: int | None = None) -> float:
-        """Returns positions computed for a target: T / S, less of a short text."""
+        """Returns the positions computed per target: T / S, or less for a short text."""
         if self.eval_stride is None:
             return 1.0
         size, length = len(self.stream(split)), self.block_size
@@ -536,10 +540,10 @@ class TextDataModule(LanguageDataModule):
         return WindowSource(order, eos_id=eos_id, drop_last=True, **rows)
 
     def evaluation_source(self, split: Split) -> BatchSource:
-        """Returns the batches of this rank that score every token of a split once.
+        """Returns this rank's batches, which score every token of a split once.
 
         Raises:
-            ValueError: The split is empty.
+            ValueError: If the split is empty.
         """
         stream = self.stream(split)
         self._refuse_empty(split, len(stream))
@@ -559,10 +563,10 @@ class TextDataModule(LanguageDataModule):
         )
 
     def prompt_source(self, prompts: Sequence[str]) -> PromptSource:
-        """Returns batches of prompts, each after BOS, or EOS where the tokenizer has no BOS.
+        """Returns batches of prompts, each after BOS, or EOS if the tokenizer has no BOS.
 
         Raises:
-            ValueError: A prompt is longer than a window.
+            ValueError: If a prompt is longer than a window.
         """
         sizes = {"block_size": self.block_size, "batch_size": self.eval_batch_size}
         return PromptSource(prompts, self.tokenizer, **sizes, **self._ranks())

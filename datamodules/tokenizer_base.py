@@ -13,11 +13,11 @@ from torch import Tensor
 
 from datamodules import long_texts
 
-Row = tuple[np.ndarray, ...]  # of one text: its ids, and more values for each of them
+Row = tuple[np.ndarray, ...]  # ids of one text, and further values per id
 
 
 class TokenizerUnavailableError(ValueError):
-    """A tokenizer that could not be fetched; the message says what to pass or set instead."""
+    """Raised if a tokenizer cannot be fetched; the message says what to pass or set instead."""
 
 
 def first_line(error: BaseException) -> str:
@@ -29,13 +29,13 @@ class Tokenizer(ABC):
     """Maps text to ids and back.
 
     Attributes:
-        name: The name it was asked for by, e.g. ``"gpt2"`` or ``"bpe:1024"``.
+        name: The requested name, e.g. ``"gpt2"`` or ``"bpe:1024"``.
         vocab_size: V, the largest id plus one.
-        eos_id: The id that ends every stored document.
-        stop_ids: Ids after which a generated text ends.
-        text_bos_id: The id that begins every text (BOS); None where texts begin without one.
-        exact_bytes: Whether each id stands for a fixed number of bytes of any text (`token_bytes`).
-            Elsewhere `encode_measured` counts them.
+        eos_id: Id that ends every stored document.
+        stop_ids: Ids that end a generated text.
+        text_bos_id: Id that begins every text (BOS), or None if texts begin without one.
+        exact_bytes: Whether each id has a fixed number of bytes in any text (`token_bytes`);
+            otherwise `encode_measured` counts them.
         gains_from_processes: Whether tokenising costs more than passing text between processes.
     """
 
@@ -50,18 +50,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text`, without BOS and EOS; special-token text is ordinary text."""
+        """Returns the ids of `text` without BOS and EOS; text never becomes a special token."""
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Returns the ids of a text that continues another one: it gets no dummy prefix."""
+        """Returns the ids of a text that continues another one, without a dummy prefix."""
         return self.encode(text)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids`; special ids vanish, broken UTF-8 becomes U+FFFD."""
+        """Returns the text of `ids` without special ids; broken UTF-8 becomes U+FFFD."""
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids` after other text: a leading space stays."""
+        """Returns the text of `ids` after other text, keeping a leading space."""
         return self.decode(ids)
 
     @abstractmethod
@@ -70,35 +70,35 @@ class Tokenizer(ABC):
 
     @property
     def start_id(self) -> int:
-        """The id that a model reads before a text: BOS, or the EOS of a text before."""
+        """Id that a model reads before a text: BOS, or the previous text's EOS."""
         return self.eos_id if self.text_bos_id is None else self.text_bos_id
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids that are no text: targets among them are no lexical ones."""
+        """Ids without text; targets among them are not lexical."""
         return (self.eos_id,) if self.text_bos_id is None else (self.eos_id, self.text_bos_id)
 
     @property
     def byte_pieces(self) -> frozenset[int]:
-        """Ids of byte-fallback pieces, of which a run decodes to U+FFFD if any of it is broken."""
+        """Ids of byte-fallback pieces; a run of them decodes to U+FFFD if any byte is invalid."""
         return frozenset()
 
     @property
     def text_changes(self) -> str | None:
-        """What of a text is lost on the way to ids and back, as a predicate; None if nothing is."""
+        """Losses of encoding and decoding, as a predicate; None if it is lossless."""
         return None
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Returns the ids that a model reads before it continues `text`, `start_id` first."""
+        """Returns the prompt ids for a continuation of `text`, with `start_id` first."""
         return [self.start_id, *self.encode(text)]
 
     def measured_prompt(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `prompt_ids`, and the UTF-8 bytes that each of them covers, both int64."""
+        """Returns `prompt_ids` and the UTF-8 bytes that each id covers, both int64."""
         ids, sizes = self.encode_measured([text])[0]
         return np.append(self.start_id, ids), np.append(0, sizes)
 
     def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
-        """Returns `prompt_ids` of a text whose sentences are known; they join to that text."""
+        """Returns `prompt_ids` of the text that the given sentences concatenate to."""
         return self.prompt_ids("".join(sentences))
 
     @abstractmethod
@@ -106,17 +106,17 @@ class Tokenizer(ABC):
         """Returns the UTF-8 bytes of each id, V entries."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text, in parallel where the library can."""
+        """Returns the ids of each text, in parallel if the library can."""
         return [self.encode(text) for text in texts]
 
     def use_one_core(self) -> None:
-        """Keeps batches on the calling thread, for a process that is one of many."""
-        return  # most have no threads of their own
+        """Restricts batches to the calling thread, for use in many processes."""
+        return  # most use no threads
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text as int64 or smaller arrays (what the text store writes).
+        """Returns the ids of each text as arrays of int64 or smaller types, for the text store.
 
-        Long texts are encoded in parts that have the tokens of the whole, where there are any.
+        Long texts are encoded in parts that have the tokens of the whole, if it can be cut.
         """
         return [row[0] for row in self._in_parts(texts, self._id_rows)]
 
@@ -124,13 +124,13 @@ class Tokenizer(ABC):
         return [(ids,) for ids in self._arrays(texts)]
 
     def _arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, which is encoded whole."""
+        """Returns the ids of each text, encoding it whole."""
         return [np.asarray(ids, dtype=np.int64) for ids in self.encode_batch(texts)]
 
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns ids and the UTF-8 bytes of the text that each covers, for each text.
+        """Returns, for each text, ids and the UTF-8 bytes that each id covers.
 
-        The bytes, int32 or int64, add up to the UTF-8 bytes of the text if it has any ids.
+        The bytes, int32 or int64, sum to the UTF-8 bytes of the text if it has any ids.
         """
         sizes = self.token_bytes.numpy()
         if any(len(text) > long_texts.PART for text in texts):
@@ -145,7 +145,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def sure_cuts(self) -> re.Pattern[str] | None:
-        """The places where a text may be cut without changing its tokens; None where unknown."""
+        """Pattern of positions at which a cut leaves the tokens unchanged; None if unknown."""
         return None
 
     def _in_parts(
@@ -157,9 +157,9 @@ class Tokenizer(ABC):
         """Returns the row of each text; long texts are encoded in parts.
 
         Args:
-            texts: The texts.
+            texts: Texts to encode.
             encode: Encodes whole texts.
-            begin: The same for the first part of each text. Default: `encode`.
+            begin: Encodes the first part of each text. Defaults to `encode`.
         """
         begin = begin or encode
         is_long = [len(text) > long_texts.PART for text in texts]
@@ -180,11 +180,11 @@ class Tokenizer(ABC):
         spans = long_texts.parts_of(text, self.sure_cuts, self.name)
         start, stop = next(spans)
         (first,) = begin([text[start:stop]])
-        # Ids take as little room as they can, and nothing is held twice.
+        # Ids use the smallest type, and nothing is held twice.
         types = [np.min_scalar_type(self.vocab_size - 1), *[np.dtype(np.int32)] * (len(first) - 1)]
         columns = [bytearray(a.astype(t).tobytes()) for a, t in zip(first, types, strict=True)]
         while group := list(islice(spans, long_texts.TOGETHER)):
-            # The letter before a part comes with it, so that no part begins a text.
+            # Each part is encoded after its preceding letter, so that no part begins a text.
             letters = [text[start - 1] for start, _ in group]
             rows = encode([*letters, *(text[start - 1 : stop] for start, stop in group)])
             for alone, row in zip(rows[: len(group)], rows[len(group) :], strict=True):
@@ -194,8 +194,8 @@ class Tokenizer(ABC):
 
     @cached_property
     def token_bytes(self) -> Tensor:
-        """UTF-8 bytes that each id stands for, (V,) int64; 0 for EOS, special and unused ids.
+        """UTF-8 bytes of each id, (V,) int64; 0 for EOS, special and unused ids.
 
-        With `exact_bytes`; else the bytes of the visible piece, an estimate.
+        Without `exact_bytes` this is an estimate, the bytes of the visible piece.
         """
         return torch.tensor(self._byte_counts(), dtype=torch.int64)

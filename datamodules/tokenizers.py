@@ -1,16 +1,15 @@
-"""Tokenizers with one interface, chosen by a plain name.
+"""Tokenizers with one interface, selected by name.
 
 | name | tokenizer |
 |---|---|
-| ``bytes`` | 256 byte values and EOS; needs nothing |
+| ``bytes`` | 256 byte values and EOS; needs no files |
 | ``gpt2``, ``cl100k_base``, ... | a tiktoken encoding |
 | ``path/tokenizer.json`` | a file of the ``tokenizers`` library, with the configs next to it |
-| ``path/of/a/folder`` | the same, by its folder: a published or exported model |
+| ``path/of/a/folder`` | its folder, such as a published or exported model |
 | ``owner/name`` | the ``tokenizer.json`` of a repository on the Hugging Face hub |
 | ``bpe:1024`` | a byte-level BPE of exactly that many entries, trained on the corpus |
 
-Text never becomes a special id: a document that spells out ``<|endoftext|>`` is encoded as those
-13 characters.
+Text never becomes a special id: ``<|endoftext|>`` in a document is encoded as 13 characters.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ from lightning_models.atomic_files import write_whole
 
 
 class BytesTokenizer(Tokenizer):
-    """One id a UTF-8 byte, and EOS = 256: a vocabulary of 257 that needs no files."""
+    """One id per UTF-8 byte, and EOS = 256: a vocabulary of 257 that needs no files."""
 
     name = "bytes"
     vocab_size = 257
@@ -52,7 +51,7 @@ class BytesTokenizer(Tokenizer):
         return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of the byte ids; EOS vanishes, broken UTF-8 becomes U+FFFD."""
+        """Returns the text of the byte ids without EOS; broken UTF-8 becomes U+FFFD."""
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
 
     def state(self) -> dict[str, str]:
@@ -67,10 +66,10 @@ class TiktokenTokenizer(Tokenizer):
     """A tiktoken encoding.
 
     Args:
-        name: One of the encodings that tiktoken knows.
+        name: Name of an encoding of tiktoken.
 
     Raises:
-        TokenizerUnavailableError: The encoding's files are not cached and cannot be downloaded.
+        TokenizerUnavailableError: If the encoding's files are not cached and cannot be downloaded.
     """
 
     def __init__(self, name: str) -> None:
@@ -94,7 +93,7 @@ class TiktokenTokenizer(Tokenizer):
         self._special_ids = {self._encoding.encode_single_token(text) for text in special}
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text`; special-token text is ordinary text."""
+        """Returns the ids of `text`; text never becomes a special token."""
         return self._encoding.encode_ordinary(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -107,13 +106,13 @@ class TiktokenTokenizer(Tokenizer):
             return list(pool.map(self._array, texts))
 
     def _array(self, text: str) -> np.ndarray:
-        """Returns the ids of `text` as the library lays them down, without a list between."""
+        """Returns the library's array of ids of `text`, without an intermediate list."""
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
     @cached_property
     def sure_cuts(self) -> re.Pattern[str] | None:
-        """Between the matches of the encoding's pattern, which tokens do not cross."""
-        import regex  # tiktoken itself does without, but needs it
+        """Pattern of positions between matches of the encoding's pattern; no token crosses them."""
+        import regex  # a dependency of tiktoken
 
         pattern = regex.compile(self._encoding._pat_str)
         return sure_cuts(lambda text: [match.group() for match in pattern.finditer(text)])
@@ -122,11 +121,11 @@ class TiktokenTokenizer(Tokenizer):
         self._threads = 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns what rebuilds this tokenizer in another process."""
+        """Pickles the name."""
         return TiktokenTokenizer, (self.name,)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids`; special and unused ids vanish, broken UTF-8 becomes U+FFFD."""
+        """Returns the text of `ids` without special and unused ids; broken UTF-8 becomes U+FFFD."""
         return self._encoding.decode([int(i) for i in ids if int(i) not in self._textless_ids])
 
     @cached_property
@@ -172,15 +171,15 @@ HUB_SIZES = {
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """What a tokenizer name means, known without loading anything.
+    """Meaning of a tokenizer name, determined without loading anything.
 
     Attributes:
-        kind: The family.
+        family: Family of tokenizers.
         name: The name as given.
-        vocab_size: V where it is known beforehand, else None.
+        vocab_size: V, or None if it is unknown before loading.
     """
 
-    kind: Literal["bytes", "tiktoken", "file", "hub", "bpe"]
+    family: Literal["bytes", "tiktoken", "file", "hub", "bpe"]
     name: str
     vocab_size: int | None
 
@@ -192,11 +191,11 @@ class TokenizerSpec:
 
     @property
     def identity(self) -> str:
-        """What goes into a data fingerprint: the name, and for a local file its content.
+        """Value for data fingerprints: the name or, for a local file, a hash of its content.
 
-        Special tokens are part of it where they are not the ones that older versions chose.
+        Special tokens are part of it if they differ from the choice of older versions.
         """
-        if self.kind != "file":
+        if self.family != "file":
             return self.name
         identity = f"json:{hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]}"
         tokenizer = JsonTokenizer.from_file(self.name, self.path)
@@ -206,11 +205,11 @@ class TokenizerSpec:
 
 
 def parse_tokenizer(name: str) -> TokenizerSpec:
-    """Returns what `name` means.
+    """Parses a tokenizer name.
 
     Raises:
-        ValueError: Not a name of any family (the message lists them), a missing file, or a BPE that
-            is too small.
+        ValueError: If the name belongs to no family (the message lists them), the file is missing,
+            or the BPE is too small.
     """
     if name == "bytes":
         return TokenizerSpec("bytes", name, BytesTokenizer.vocab_size)
@@ -235,46 +234,46 @@ def parse_tokenizer(name: str) -> TokenizerSpec:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not path.exists():
         return TokenizerSpec("hub", name, HUB_SIZES.get(name))
     raise ValueError(
-        f"tokenizer={name!r} is not known. Possible are 'bytes', a tiktoken encoding "
-        f"({', '.join(TIKTOKEN_SIZES)}), the path of a tokenizer.json or its folder, a hub "
-        "name such as 'EleutherAI/gpt-neox-20b', or 'bpe:1024' (trained on the corpus, any size "
-        "from 257)."
+        f"tokenizer={name!r} is unknown. Choose 'bytes', a tiktoken encoding "
+        f"({', '.join(TIKTOKEN_SIZES)}), the path of a tokenizer.json or its folder, a hub name "
+        "such as 'EleutherAI/gpt-neox-20b', or 'bpe:1024' (trained on the corpus, any size from "
+        "257)."
     )
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Returns the tokenizer of that name, downloading it where it must.
+    """Returns the tokenizer of a name, downloading it if necessary.
 
     Raises:
-        ValueError: Unknown name, a ``bpe:N`` (it exists only in a prepared text store), or a
-            vocabulary of another size than the one known for this name.
-        TokenizerUnavailableError: The download failed.
+        ValueError: If the name is unknown or a ``bpe:N`` (which exists only in a prepared text
+            store), or the vocabulary size differs from the known size for this name.
+        TokenizerUnavailableError: If the download failed.
     """
     spec = parse_tokenizer(name)
-    if spec.kind == "bpe":
+    if spec.family == "bpe":
         raise ValueError(
             f"tokenizer={name!r} is trained on a corpus: prepare a data module with it and take "
             "its tokenizer."
         )
-    if spec.kind == "bytes":
+    if spec.family == "bytes":
         return BytesTokenizer()
-    if spec.kind == "tiktoken":
+    if spec.family == "tiktoken":
         return check_vocab_size(TiktokenTokenizer(name), spec)
-    path = spec.path if spec.kind == "file" else _download(name)
+    path = spec.path if spec.family == "file" else _download(name)
     return check_vocab_size(JsonTokenizer.from_file(name, path), spec)
 
 
 def check_vocab_size(tokenizer: Tokenizer, spec: TokenizerSpec) -> Tokenizer:
-    """Returns `tokenizer`, whose vocabulary must have the size that its name promised.
+    """Returns `tokenizer` after checking its vocabulary size against its name.
 
     Raises:
-        ValueError: The sizes differ.
+        ValueError: If the sizes differ.
     """
     if spec.vocab_size is not None and tokenizer.vocab_size != spec.vocab_size:
         raise ValueError(
-            f"tokenizer={spec.name!r} has {tokenizer.vocab_size} entries where {spec.vocab_size} "
-            "were expected: the file is not the one that this name stands for. Delete the cached "
-            "copy, or pass a local tokenizer.json by path."
+            f"tokenizer={spec.name!r} has {tokenizer.vocab_size} entries instead of "
+            f"{spec.vocab_size}: the file does not belong to this name. Delete the cached copy, or "
+            "pass a local tokenizer.json by path."
         )
     return tokenizer
 
@@ -295,20 +294,20 @@ def _download(name: str) -> Path:
     if unknown:
         rank_zero_warn(
             f"tokenizer={name!r}: the hub cannot be reached, and {', '.join(unknown)} of this "
-            "repository are not cached. They may name another EOS than the one that is taken; load "
+            "repository are not cached. They may name another EOS than the current choice; load "
             "the tokenizer once with a network."
         )
     return path
 
 
 def _missing_configs(name: str) -> list[str]:
-    """Gets the configs of a hub tokenizer into the folder of its tokenizer.json.
+    """Downloads the configs of a hub tokenizer into the folder of its tokenizer.json.
 
     Returns:
-        The configs of which nobody can say, without the hub, whether the repository has them.
+        Configs whose existence cannot be determined without the hub.
 
     Raises:
-        TokenizerUnavailableError: The hub has a config and does not give it.
+        TokenizerUnavailableError: If the hub has a config that cannot be downloaded.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -332,15 +331,15 @@ def _missing_configs(name: str) -> list[str]:
 
 
 def file_at_hand(name: str) -> Path | None:
-    """Returns the tokenizer.json of a file, a folder, or a hub name whose file is cached.
+    """Returns the local tokenizer.json of a file, a folder, or a cached hub name.
 
-    Only configs that are not cached yet are downloaded; None where that fails, and for tokenizers
-    that are known by name alone or trained.
+    It downloads only missing configs, and returns None if that fails, and for tokenizers that are
+    trained or defined by their name.
     """
     spec = parse_tokenizer(name)
-    if spec.kind == "file":
+    if spec.family == "file":
         return spec.path
-    if spec.kind != "hub":
+    if spec.family != "hub":
         return None
     import huggingface_hub
 
@@ -354,40 +353,40 @@ def file_at_hand(name: str) -> Path | None:
 
 
 def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
-    """Returns the tokenizer that `Tokenizer.state` described.
+    """Rebuilds a tokenizer from its `Tokenizer.state`.
 
     Raises:
-        ValueError: `state` has another ``kind`` than bytes, tiktoken, json or sentences, or lacks
-            what that kind has.
+        ValueError: If the ``kind`` of `state` is not bytes, tiktoken, json or sentences, or `state`
+            lacks a value of that kind.
     """
-    kind = state.get("kind")
+    family = state.get("kind")
     try:
-        if kind == "bytes":
+        if family == "bytes":
             return BytesTokenizer()
-        if kind == "tiktoken":
+        if family == "tiktoken":
             return TiktokenTokenizer(state["name"])
-        if kind == "json":
+        if family == "json":
             saved = state.get("special")  # older checkpoints have none
             special = None if saved is None else SpecialTokens.from_state(saved)
             return JsonTokenizer(state["name"], state["json"], special)
-        if kind == "sentences":
+        if family == "sentences":
             from datamodules.sentences.tokenizer import SentenceTokenizer
 
             return SentenceTokenizer.from_state(state)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"tokenizer state of kind {kind!r} is broken ({error}); take another checkpoint."
+            f"tokenizer state of kind {family!r} is broken ({error}); take another checkpoint."
         ) from error
     raise ValueError(
-        f"tokenizer state has kind={kind!r}; known are bytes, tiktoken, json and sentences."
+        f"tokenizer state has kind={family!r}; it must be bytes, tiktoken, json or sentences."
     )
 
 
 def with_other_special_tokens(state: Mapping[str, Any], used: Tokenizer) -> JsonTokenizer | None:
-    """Returns a saved tokenizer whose file is the one in use but whose BOS or EOS differs.
+    """Returns a saved tokenizer with the same file but another BOS or EOS, or None.
 
     Args:
-        state: `Tokenizer.state` of the saved one.
+        state: `Tokenizer.state` of the saved tokenizer.
         used: The tokenizer in use.
     """
     if not isinstance(used, JsonTokenizer) or state.get("json") != used.json_text:
@@ -401,16 +400,16 @@ def with_other_special_tokens(state: Mapping[str, Any], used: Tokenizer) -> Json
 def refuse_other_special_tokens(
     state: Mapping[str, Any], used: Tokenizer, cache_dir: Path, option: str
 ) -> None:
-    """Refuses to go on with another BOS or EOS of the same file than before.
+    """Raises if a tokenizer file is now used with another BOS or EOS than in the checkpoint.
 
     Args:
-        state: `Tokenizer.state` from before.
+        state: `Tokenizer.state` in the checkpoint.
         used: The tokenizer in use.
-        cache_dir: Gets a folder of the tokenizer from before, for the cure.
-        option: The option that names the tokenizer.
+        cache_dir: Folder in which to save the checkpoint's tokenizer, for the cure.
+        option: Option that names the tokenizer.
 
     Raises:
-        ValueError: They differ; the message names both and the cure.
+        ValueError: If they differ; the message names both and the cure.
     """
     saved = with_other_special_tokens(state, used)
     if saved is None or not isinstance(used, JsonTokenizer):
@@ -419,7 +418,7 @@ def refuse_other_special_tokens(
     raise ValueError(
         f"tokenizer={used.name!r} has {used.bos_and_eos}, but the checkpoint was trained with "
         f"{saved.bos_and_eos}: the rest of the run would read other text. Set --{option} {path} "
-        "--on_conflict typed to go on with the checkpoint's special tokens, or start a new run."
+        "--on_conflict typed to continue with the checkpoint's special tokens, or start a new run."
     )
 
 
@@ -427,12 +426,12 @@ def keep_tokenizer(tokenizer: JsonTokenizer, cache_dir: Path) -> Path:
     """Writes a tokenizer and its special tokens into a folder of `cache_dir`.
 
     Returns:
-        Its tokenizer.json, which `load_tokenizer` reads with the same special tokens.
+        Path of its tokenizer.json, which `load_tokenizer` reads with the same special tokens.
     """
     files = tokenizer.files()
     digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:16]
     folder = cache_dir / "tokenizers" / digest
     folder.mkdir(parents=True, exist_ok=True)
-    for file, text in reversed(files.items()):  # tokenizer.json is there last
+    for file, text in reversed(files.items()):  # tokenizer.json last
         write_whole(folder / file, text)
     return folder / "tokenizer.json"

@@ -1,8 +1,8 @@
 """GSM8K: word problems of grade-school mathematics with worked answers (arXiv 2110.14168).
 
-An answer is a solution in words, one step a line, whose results carry calculator annotations
+An answer is a solution in words, one step per line, with calculator annotations at its results
 (``2 * 3 = <<2*3=6>>6``); its last line is ``#### 6``. There are 7,473 problems for training and
-1,319 for the test, on the hub as openai/gsm8k, or in your copy of train.jsonl and test.jsonl.
+1,319 for the test, on the hub as openai/gsm8k, or in local copies of train.jsonl and test.jsonl.
 
 GSM8K-Aug has 385,620 problems for training, written by GPT-4 after GSM8K's, 500 for
 validation and GSM8K's test (arXiv 2311.01460), on the hub as whynlp/gsm8k-aug, whose steps are
@@ -52,9 +52,9 @@ class Problem:
     """A word problem.
 
     Attributes:
-        question: Its text.
-        answer: The worked answer as published, with annotations and the line of the result.
-        steps: Its steps, where they are published apart; by default the annotated ones.
+        question: Text of the question.
+        answer: The published worked answer, with annotations and the line of the result.
+        steps: Steps, if they are published separately. Defaults to the annotated ones.
     """
 
     question: str
@@ -64,12 +64,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems of a split, in their order.
+    """The problems of a split, in order.
 
     Attributes:
-        rows: At least one.
-        origin: What distinguishes them from others: the hub's name and commit, or the file's name,
-            size and hash.
+        rows: The problems, at least one.
+        origin: Identity of the source: the hub's name and commit, or the file's name, size and
+            hash.
     """
 
     rows: list[Problem]
@@ -82,7 +82,7 @@ def without_annotations(answer: str) -> str:
 
 
 def result_of(answer: str) -> str:
-    """Returns what stands after the last ``####`` of a worked answer; empty without any."""
+    """Returns the text after the last ``####`` of a worked answer, or "" if there is none."""
     return answer.rpartition(RESULT)[2].strip() if RESULT in answer else ""
 
 
@@ -90,12 +90,12 @@ def read_problems(file: str | Path, key: str) -> Problems:
     """Returns the problems of a jsonl file (also .gz, .zst) with the fields question and answer.
 
     Args:
-        file: As published: train.jsonl or test.jsonl; or with ``steps`` and the result alone as
-            the answer, as GSM8K-Aug's rows are.
-        key: The option that names it, for messages.
+        file: The published train.jsonl or test.jsonl, or a file with GSM8K-Aug's rows, which have
+            ``steps`` and only the result as the answer.
+        key: Option that names the file, for messages.
 
     Raises:
-        ValueError: The file is missing or empty, or a line is not such a problem.
+        ValueError: If the file is missing or empty, or a line is not such a problem.
     """
     path = Path(file).expanduser()
     if not path.is_file():
@@ -112,26 +112,26 @@ def read_problems(file: str | Path, key: str) -> Problems:
 def fetch_problems(
     split: Split, *, cure: str, dataset: GSM8KName = REPOSITORY, revision: str | None = None
 ) -> Problems:
-    """Returns the problems of a split on the hub, or in its cache where there is no network.
+    """Returns the problems of a split on the hub, or in its cache without a network.
 
-    Nothing of the repository is run: it consists of parquet files. Warns where there are not as
-    many problems as were published.
+    No code of the repository runs; it consists of parquet files. Warns if the number of problems
+    differs from the published one.
 
     Args:
-        split: One that the data set has.
-        cure: How to give a copy of one's own, for messages, in words that go on with "or".
+        split: A split of the data set.
+        cure: How to pass a local copy; the message continues it with "or".
         dataset: Repository.
         revision: Commit, branch or tag, the newest commit by default.
 
     Raises:
-        CorpusUnavailableError: They cannot be fetched.
-        ValueError: A row is not a problem.
+        CorpusUnavailableError: If they cannot be fetched.
+        ValueError: If a row is not a problem.
     """
     pattern, published = PUBLISHED[dataset][split]
-    files = HubFiles(dataset, pattern, revision=revision, corpus="GSM8K", place=split, cure=cure)
+    files = HubFiles(dataset, pattern, revision=revision, corpus="GSM8K", label=split, cure=cure)
     commit = files.pin()["commit"]
     rows = chain.from_iterable(map(read_table, files))
-    places = (f"{dataset} ({split}), row {number}" for number in count(1))
+    places = (f"{dataset} ({split}), row {index}" for index in count(1))
     problems = list(_problems(zip(places, rows, strict=False)))
     check_rows(f"{dataset} ({split}) at {commit}", len(problems), published)
     config = {"config": CONFIG} if dataset == REPOSITORY else {}
@@ -139,22 +139,21 @@ def fetch_problems(
 
 
 def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:
-    """Yields problems of (place for messages, row).
+    """Yields the problems of (location for messages, row) pairs.
 
-    Steps apart are read as GSM8K-Aug publishes them, next to an answer that is the result alone;
-    an answer with its ``####`` is GSM8K's, whose rows may have any other fields.
+    Separate steps are read in GSM8K-Aug's format, with only the result as the answer; an answer
+    with ``####`` has GSM8K's format, whose rows may have any other fields.
 
     Raises:
-        ValueError: A row lacks a question or an answer with its result, or its steps are no list
-            of texts.
+        ValueError: If a row lacks a question or an answer with its result, or its steps are not a
+            list of texts.
     """
     for where, row in rows:
         fields = [row.get(name) for name in ("question", "answer")] if isinstance(row, dict) else []
         texts = [field for field in fields if isinstance(field, str) and field.strip()]
         if len(texts) < 2:
             raise ValueError(
-                f"{where}: expected an object with the texts 'question' and 'answer', as GSM8K has "
-                "them"
+                f"{where}: expected an object with the texts 'question' and 'answer', as in GSM8K"
             )
         question, answer = texts
         steps = None if RESULT in answer else _steps_apart(row.get("steps"), where)
@@ -169,13 +168,13 @@ def _steps_apart(steps: Any, where: str) -> tuple[str, ...] | None:
     """Returns the field ``steps`` of a row, if it has one.
 
     Raises:
-        ValueError: It is not a list of texts.
+        ValueError: If it is not a list of texts.
     """
     if steps is None:
         return None
     if isinstance(steps, list) and all(isinstance(step, str) for step in steps):
         return tuple(steps)
     raise ValueError(
-        f"{where}: 'steps' is {reprlib.repr(steps)}; give a list of texts, as GSM8K-Aug has them, "
-        f"or an answer that ends in a line '{RESULT} RESULT'"
+        f"{where}: 'steps' is {reprlib.repr(steps)}; give a list of texts, as in GSM8K-Aug, or an "
+        f"answer that ends in a line '{RESULT} RESULT'"
     )

@@ -1,16 +1,16 @@
-"""The corpora on which papers score language models that never saw them, as named sets.
+"""Corpora for the zero-shot evaluation of language models, as named sets.
 
 Paper: Latent-Thought Language Models, section 3.1, Table 1 and A.3; sets, splits and detokenizers
-are those of the diffusion language models it compares with (Lou et al., 2024; Sahoo et al., 2024).
+    follow the diffusion language models it compares with (Lou et al., 2024; Sahoo et al., 2024).
 
 | paper | here |
 |---|---|
 | A.3 "we adopt the detokenizers used by Sahoo et al." | `detokenizers` |
-| A.3 "insert an [EOS] token in between sequences" | the text store: one EOS a document |
+| A.3 "insert an [EOS] token in between sequences" | the text store: one EOS per document |
 | 3.3 "non-overlapping blocks" | `text.EvaluationWindows` |
 
-The paper says "the validation splits" of all seven, after the diffusion language models. Their
-public scripts take the validation split where there is one, else the test split; so is it here:
+The paper says "the validation splits" of all seven, following the diffusion language models. Their
+public scripts take the validation split if there is one, else the test split, as is done here:
 
 | set | repository on the hub | split | documents | detokenizer |
 |---|---|---|---|---|
@@ -22,8 +22,8 @@ public scripts take the validation split where there is one, else the test split
 | pubmed | ccdv/pubmed-summarization | validation | papers | scientific papers |
 | arxiv | ccdv/arxiv-summarization | validation | papers | scientific papers |
 
-Those of ptb and lm1b are scripts, so the hub's own conversion of them to parquet is read. PubMed
-and arXiv are the papers known as scientific_papers, whose own repository is a script too.
+The repositories of ptb and lm1b are scripts, so their parquet conversion by the hub is read. PubMed
+and arXiv form the data set scientific_papers, whose original repository is a script too.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from datamodules import detokenizers
-from datamodules.base import none_of, refuse
+from datamodules.base import choice_problems, raise_problems
 from datamodules.detokenizers import Detokenizer
 from datamodules.files import expand, format_of
 from datamodules.hub import CONVERSION, HubFiles, check_revision
@@ -48,17 +48,17 @@ SetName = Literal["ptb", "wikitext", "lm1b", "lambada", "ag_news", "pubmed", "ar
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotSet:
-    """A corpus to score, and how its rows become documents.
+    """A corpus to score, and the conversion of its rows to documents.
 
     Attributes:
-        repository: On the hub, e.g. ``"fancyzhx/ag_news"``.
-        files: Glob of the paths in it.
-        revision: Commit, branch or tag of it; None: the newest commit.
-        split: The split they are, in the hub's words.
-        detokenizer: Makes text of a row.
+        repository: Repository on the hub, e.g. ``"fancyzhx/ag_news"``.
+        files: Glob of the paths in the repository.
+        revision: Commit, branch or tag. Defaults to the newest commit.
+        split: Name of the split on the hub.
+        detokenizer: Converts a row to text.
         text_field: Field (jsonl) or column (parquet) with the text.
-        by_line: Whether each line of a txt file is a document; else the file is one.
-        ending: What every document ends in, before the EOS.
+        by_line: Whether each line of a txt file is a document, instead of the whole file.
+        ending: Text at the end of every document, before the EOS.
     """
 
     repository: str
@@ -71,12 +71,12 @@ class ZeroShotSet:
     ending: str = ""
 
     def document(self, row: str) -> str:
-        """Returns the document that a row is, which is not blank."""
+        """Returns the document of a non-blank row."""
         return self.detokenizer(row.strip()) + self.ending
 
     @property
     def local_format(self) -> str:
-        """What your copy may be, in words."""
+        """Description of the formats of a local copy."""
         lines = "one document a line" if self.by_line else "one document a file"
         return f"jsonl or parquet with a field {self.text_field!r} or 'text', or txt, {lines}"
 
@@ -84,7 +84,7 @@ class ZeroShotSet:
 def _papers(repository: str) -> ZeroShotSet:
     return ZeroShotSet(
         repository=repository,
-        # Of two configurations, the one that keeps sentences apart, as papers of the field have it.
+        # The configuration that keeps sentences separate, as in the field's papers.
         files="section/validation-*.parquet",
         split="validation",
         detokenizer=detokenizers.scientific_papers,
@@ -102,8 +102,8 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
         detokenizer=detokenizers.ptb,
         text_field="sentence",
     ),
-    # NOTE(paper): a line is a document and keeps its line end, as a row is in the scripts. Blank
-    # lines are left out: each would be one more EOS to predict, and says nothing of a model.
+    # NOTE(paper): a line is a document and keeps its line end, like a row in the scripts. Blank
+    # lines are left out: each would only add one more EOS to predict.
     "wikitext": ZeroShotSet(
         repository="Salesforce/wikitext",
         files="wikitext-103-raw-v1/validation-*.parquet",
@@ -124,7 +124,7 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
         split="test",
         detokenizer=detokenizers.lambada,
     ),
-    # Published as running text: the scripts have no rules for it either.
+    # Published as running text; the scripts have no rules for it either.
     "ag_news": ZeroShotSet(
         repository="fancyzhx/ag_news",
         files="data/test-*.parquet",
@@ -138,24 +138,24 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
 
 
 class ZeroShotText(TextDataModule):
-    """A set of Table 1 of the Latent-Thought paper: scored, never trained on.
+    """A set in Table 1 of the Latent-Thought paper, for evaluation only.
 
-    Its documents, detokenised, are joined by one EOS each and cut into windows that do not overlap
-    (sections 3.1 and 3.3, A.3). Whatever split they are on the hub (`sets`), here they are ``val``.
+    Its documents are detokenised, joined with one EOS each, and cut into windows without overlap
+    (sections 3.1 and 3.3, A.3). They form the split ``val``, whatever their split on the hub.
 
     Args:
-        set_name: Which set.
-        data_files: Your copy of the split: one path or glob, or a list of them; jsonl (or .json
-            with an object a line) and parquet with the set's text field, txt with a document a line
-            (PubMed, arXiv: a file); null fetches it from the hub.
-        text_field: Field (jsonl) or column (parquet) with the text; null: the set's own (sentence
-            for ptb, article for pubmed and arxiv), or ``text``.
-        revision: Commit, branch or tag of the hub's repository; null: the newest commit, which
-            meta.json names (``origin``).
+        set_name: Name of the set.
+        data_files: Local copy of the split: one path or glob, or a list of them; jsonl (or .json
+            with an object per line) and parquet with the set's text field, txt with a document per
+            line (per file for PubMed and arXiv); null fetches it from the hub.
+        text_field: Field (jsonl) or column (parquet) with the text; null takes the set's default
+            (sentence for ptb, article for pubmed and arxiv), or ``text``.
+        revision: Commit, branch or tag of the hub's repository; null takes the newest commit, which
+            meta.json records (``origin``).
         **kwargs: See `TextDataModule`; val_fraction and test_fraction have no effect here.
 
     Raises:
-        ValueError: An argument is unusable; when training: this is a test set.
+        ValueError: If an argument is invalid, or the set is used for training.
     """
 
     def __init__(
@@ -168,12 +168,12 @@ class ZeroShotText(TextDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        refuse(none_of(tuple(ZERO_SHOT_SETS), set_name=set_name))
+        raise_problems(choice_problems(tuple(ZERO_SHOT_SETS), set_name=set_name))
         self._set_name, self._set = set_name, ZERO_SHOT_SETS[set_name]
         self._name = f"{type(self).__name__} ({set_name})"
         self._data_files = data_files
-        own = [self._set.text_field, "text"] if text_field is None else [text_field]
-        self._fields = list(dict.fromkeys(own))
+        fields = [self._set.text_field, "text"] if text_field is None else [text_field]
+        self._fields = list(dict.fromkeys(fields))
         self._revision = self._set.revision if revision is None else revision
         check_revision(revision, data_files)
 
@@ -181,10 +181,10 @@ class ZeroShotText(TextDataModule):
 
     @cached_property
     def files(self) -> list[Path]:
-        """Your files, in reading order.
+        """Local files, in reading order.
 
         Raises:
-            ValueError: One is missing or of unknown format, or there are none.
+            ValueError: If one is missing or of unknown format, or there are none.
         """
         paths = [] if self._data_files is None else expand(self._data_files)
         for path in paths:
@@ -202,19 +202,19 @@ class ZeroShotText(TextDataModule):
             self._set.files,
             revision=self._revision,
             corpus=self._name,
-            place=self._set.files,
+            label=self._set.files,
             cure=f"Give your copy, with --files.{self._set_name} to evaluate.py zero_shot or "
             f"data.data_files elsewhere ({self._set.local_format})",
         )
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Settles the commit on the hub; nothing where your files are read."""
+        """Resolves the commit on the hub; nothing for local files."""
         if self._hub is None:
             return {}
         return {"repository": self._set.repository, "commit": self._hub.pin(stored)["commit"]}
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the documents, detokenised, in the order of the files; none but for ``val``."""
+        """Yields the detokenised documents in file order; only for ``val``."""
         if split != "val":
             return
         paths = self.files if self._hub is None else self._hub
@@ -229,9 +229,9 @@ class ZeroShotText(TextDataModule):
         if self._data_files is not None:
             origin: dict[str, Any] = {"files": [identify(path) for path in self.files]}
         else:
-            place = {"repository": self._set.repository, "files": self._set.files}
+            location = {"repository": self._set.repository, "files": self._set.files}
             asked = {} if self._revision is None else {"revision": self._revision}
-            origin = {"hub": {**place, **asked}}
+            origin = {"hub": {**location, **asked}}
         return {
             "corpus": type(self).__name__,
             "set": self._set_name,
@@ -245,41 +245,41 @@ class ZeroShotText(TextDataModule):
     # A test set
 
     def expects(self, split: Split) -> bool:
-        """Returns whether a split must have documents: only ``val``."""
+        """Returns whether a split must have documents; only ``val`` does."""
         return split == "val"
 
     def how_to_get(self, split: Split) -> str:
         return (
-            f"{self._name} is the {self._set.split} split of its corpus and nothing else, under "
-            "the name val: score that."
+            f"{self._name} only has the {self._set.split} split of its corpus, under the name val: "
+            "score it."
         )
 
     def training_source(self) -> NoReturn:
-        """Raises a ValueError: the numbers of papers are of models that never saw these texts."""
+        """Raises a ValueError: papers report results of models that never saw these texts."""
         self._refuse_training()
 
     def tokenizer_text(self) -> Iterable[str]:
-        """Raises a ValueError: a tokenizer comes from the text that a model was trained on."""
+        """Raises a ValueError: a tokenizer is trained on the model's training text."""
         self._refuse_training()
 
     def _refuse_training(self) -> NoReturn:
         raise ValueError(
-            f"{self._name} is a test set: nothing is trained on it, neither a model nor a "
-            "tokenizer. Train on another corpus, e.g. datamodules.OpenWebText, and score this one "
-            "with evaluate.py zero_shot."
+            f"{self._name} is a test set: neither a model nor a tokenizer can be trained on it. "
+            "Train on another corpus, e.g. datamodules.OpenWebText, and score this one with "
+            "evaluate.py zero_shot."
         )
 
 
 def fitting_field(path: Path, fields: Sequence[str]) -> str:
-    """Returns the first of the fields in which a jsonl or parquet file has text; else the first.
+    """Returns the first field that has text in a jsonl or parquet file, or else the first.
 
     Args:
-        path: File to look into; of a txt file nothing is read.
+        path: File to inspect; txt files are not read.
         fields: At least one name.
     """
     if format_of(path) != "text":
         for field in fields:
-            with contextlib.suppress(ValueError):  # the reading that follows names what is wrong
+            with contextlib.suppress(ValueError):  # the later reading reports the problem
                 next(read_documents(path, text_field=field), None)
                 return field
     return fields[0]

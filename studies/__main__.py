@@ -23,16 +23,16 @@ def main(args: Sequence[str] | None = None) -> int:
     """Runs a study and returns the exit code, see `run_guarded`.
 
     Args:
-        args: The command line, by default ``sys.argv``.
+        args: The command line. Defaults to ``sys.argv``.
     """
     return run_guarded(lambda: _run(parser().parse_args(args)))
 
 
 def run_guarded(work: Callable[[], None]) -> int:
-    """Does the work and returns the exit code; started again, it resumes.
+    """Runs resumable work and returns the exit code.
 
-    0: done; 1: a command failed, shown with its last lines; 2: bad input, in one line; 130 or 143:
-    stopped.
+    The codes are 0 for success, 1 for a failed command (whose last lines are shown), 2 for bad
+    input, and 130 or 143 for a stopped study.
     """
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_CODE))
     try:
@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> None:
     declared = load_study(options.study)
     runs = study.seeded(options.only)
     folder = Path(options.folder or Path("runs", "studies", study.folder)).resolve()
-    if study.columns:  # with the options that only narrow or repeat it, it is still the study
+    if study.columns:  # options that only select runs or seeds do not make it a trial
         same = ("steps", "epochs", "operations")
         whole = all(getattr(study, key) == getattr(declared, key) for key in same)
     else:
@@ -75,10 +75,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def configured(options: argparse.Namespace) -> Study:
-    """Returns the study that the options ask for.
+    """Returns the study that the options describe.
 
     Raises:
-        StudyError: If a pattern has no files, or a number is out of its range.
+        StudyError: If a pattern has no files, or a number is out of range.
     """
     keys = ("operations", "steps", "epochs", "seeds", "separator", "text_name")
     typed: dict[str, Any] = {key: getattr(options, key, None) for key in keys}
@@ -90,7 +90,7 @@ def configured(options: argparse.Namespace) -> Study:
 
 
 def _output(typed: str | None, study: Study, folder: Path, *, whole: bool) -> Path:
-    """Returns where the report goes; a trial's does not replace the published one."""
+    """Returns the path of the report; a trial's report does not replace the published one."""
     if typed:
         return Path(typed)
     if not whole:
@@ -108,22 +108,30 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--steps", type=int, help="Optimiser steps of each run, e.g. 5 for a trial.")
     add("--epochs", type=int, help="Passes over the text of each run, in place of steps.")
-    add("--seeds", type=_numbers, help="Separated by commas, e.g. 0,1.")
-    add("--output", help="The report (default: docs/results/NAME; of a trial: with the runs).")
+    add("--seeds", type=_numbers, help="Seeds, separated by commas, e.g. 0,1.")
+    add(
+        "--output",
+        help="Path of the report (default: docs/results/NAME; for a trial, with the runs).",
+    )
     return parser
 
 
 def add_study_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares which study, its text and runs, and where they are kept."""
+    """Adds the options for a study, its text, its runs and their folder."""
     add = parser.add_argument
-    add("study", help=f"One of {', '.join(study_names())}, or a file of that form.")
-    add("--text", nargs="+", default=[], metavar="GLOB", help="Your own text.")
-    add("--text_name", help="Its name in the report.")
+    add("study", help=f"One of {', '.join(study_names())}, or a YAML file of that form.")
+    add("--text", nargs="+", default=[], metavar="GLOB", help="Text files to use instead.")
+    add("--text_name", help="Name of the text in the report.")
     add("--separator", help="Regular expression between documents of txt files.")
-    add("--operations", type=int, metavar="N", help="Most operations of made-up training texts.")
-    add("--only", action="append", default=[], metavar="NAME", help="A run; repeatable.")
-    add("--jobs", type=PositiveInt, default=1, help="Runs at a time, which share the processors.")
-    add("--folder", help="Where runs are kept (default: in runs).")
+    add(
+        "--operations",
+        type=int,
+        metavar="N",
+        help="Maximum operations of generated training texts.",
+    )
+    add("--only", action="append", default=[], metavar="NAME", help="Name of a run; repeatable.")
+    add("--jobs", type=PositiveInt, default=1, help="Concurrent runs, which share the processors.")
+    add("--folder", help="Folder of the runs (default: in runs).")
 
 
 def _numbers(typed: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 A study with columns generates a marked section of docs/results/NAME.md; the table of every
 run, the comparison and the files of the analyses are written to the folder docs/results/NAME. A run
-that the table has with the declared settings stays in the report when its checkpoint is gone.
+that the table has with the declared settings stays in the report after its checkpoint is deleted.
 """
 
 import json
@@ -28,14 +28,14 @@ END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 COMPARISON, EVERY_RUN, FIGURE = "comparison", "evaluations.csv", "figure.png"
 KIND = "kind of "
-"""Begins the columns of the table of every run with the kind of a likelihood."""
+"""Prefix of columns with the kind of a likelihood, in the table of every run."""
 BITS = ".bits_per_byte"
 
 Trained = Sequence[tuple[Run, RunFolder]]
 
 
 def trained_runs(study: Study, folder: Path) -> list[tuple[Run, RunFolder]]:
-    """Returns all runs of a study that are trained, extra ones too, in its order."""
+    """Returns all trained runs of a study, including extra ones, in its order."""
     run_dirs = [(run, RunFolder(folder / run.folder)) for run in study.seeded(list(study.runs))]
     return [(run, run_dir) for run, run_dir in run_dirs if run_dir.trained]
 
@@ -43,7 +43,7 @@ def trained_runs(study: Study, folder: Path) -> list[tuple[Run, RunFolder]]:
 def compare(study: Study, trained: Trained, output: Path, introduction: str = "") -> None:
     """Writes the comparison of trained runs to a folder.
 
-    Scores of their evaluations are read where the comparison would measure the same.
+    Scores of their evaluations are reused if the comparison would measure the same.
     """
     argv = ["compare", *(f"{run.title}={run_dir.training}" for run, run_dir in trained)]
     named = {"output": output, "title": study.title, "introduction": introduction}
@@ -51,7 +51,7 @@ def compare(study: Study, trained: Trained, output: Path, introduction: str = ""
         argv += [f"--{key}", str(value)]
     output.parent.mkdir(parents=True, exist_ok=True)
     code = evaluate(argv)
-    if code:  # it has printed why
+    if code:  # the error is printed
         raise SystemExit(code)
 
 
@@ -90,12 +90,13 @@ def check_report(path: Path) -> None:
 
 
 def write_report(study: Study, folder: Path, path: Path) -> None:
-    """Writes the generated section of the report, and its files to a folder of its name.
+    """Writes the generated section of the report, and its files to the folder of its name.
 
     Args:
         study: A study with columns.
         folder: Folder of its runs, at least one of which is trained.
-        path: The file; its other sections stay, and a new one gets a place for them.
+        path: The Markdown file. Its other sections are kept, and a new file gets placeholders for
+            them.
     """
     check_report(path)
     files = path.with_suffix("")
@@ -104,14 +105,14 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     results = pd.DataFrame([read_results(run, run_dir) for run, run_dir in trained])
     table = evaluations_table(study, trained, results)
     earlier = earlier_rows(study, files / EVERY_RUN, {run.folder for run, _ in trained})
-    if earlier.empty:  # a comparison takes the checkpoints of all runs
-        shutil.rmtree(files / COMPARISON, ignore_errors=True)  # of the last time
+    if earlier.empty:  # a comparison needs the checkpoints of all runs
+        shutil.rmtree(files / COMPARISON, ignore_errors=True)  # from the last report
         compare(study, trained, files / COMPARISON)
     else:
         table = pd.concat([table, earlier], ignore_index=True)
         order = [run.title for run in study.runs.values()]
-        place = table["title"].map(order.index)
-        table = table.iloc[np.lexsort((place, table["seed"]))]
+        position = table["title"].map(order.index)
+        table = table.iloc[np.lexsort((position, table["seed"]))]
     write_whole(files / EVERY_RUN, table.to_csv(index=False))
     _copy_files(study, trained, files)
     if study.figure is not None:
@@ -132,7 +133,7 @@ def logged(run_dir: RunFolder) -> dict[str, dict[int, float]]:
 
 
 def read_results(run: Run, run_dir: RunFolder) -> dict[str, Any]:
-    """Returns all values of a run's result files, and the last values that it has logged.
+    """Returns all values of a run's result files, and its last logged values.
 
     Returns:
         Values by ``EVALUATION.KEY``, with dots into nested values and positions in lists.
@@ -153,7 +154,7 @@ def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> pd.DataFrame:
-    """Returns a line for each run: the study's columns with all digits, and its seconds.
+    """Returns a row per run: the study's columns with all digits, and the seconds.
 
     Columns with bits per byte are followed by the kind of the likelihood, empty for an exact one.
     """
@@ -170,11 +171,11 @@ def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> 
 
 
 def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataFrame:
-    """Returns the lines of an earlier table whose runs are declared as they were, untrained here.
+    """Returns rows of an earlier table for unchanged runs that are not trained here.
 
     Args:
         study: The declared runs and columns.
-        path: The table; there may be none.
+        path: Path of the table, which may not exist.
         trained: Folders of the runs that are trained here.
     """
     if not path.is_file():
@@ -182,7 +183,7 @@ def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataF
     table = pd.read_csv(path, dtype={"settings": str}, keep_default_na=True)
     if "settings" not in table or not set(study.columns) <= set(table):
         return pd.DataFrame()
-    seeds = {int(seed) for seed in table["seed"]}  # also those that --seeds leaves out now
+    seeds = {int(seed) for seed in table["seed"]}  # including seeds that --seeds now omits
     runs = [replace(run, seed=seed) for run in study.runs.values() for seed in seeds]
     digests = {run.folder: study.settings_digest(run) for run in runs}
     declared = table["settings"] == table["run"].map(digests)
@@ -191,7 +192,7 @@ def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataF
 
 
 def _numbers(results: pd.DataFrame, key: str) -> Any:
-    """Returns the numbers of a column, nan where they were not measured."""
+    """Returns the numbers of a column, nan if they were not measured."""
     if key in results:
         return results[key].astype(float)
     try:
@@ -201,7 +202,7 @@ def _numbers(results: pd.DataFrame, key: str) -> Any:
 
 
 def summary_table(study: Study, table: pd.DataFrame) -> str:
-    """Returns a row for each run: means over its seeds, with the smallest and largest value."""
+    """Returns a row per run: means over its seeds, with the smallest and largest value."""
     rows = []
     for title, group in table.groupby("title", sort=False):
         cells = {name: _mean(group[name]) + _kind_of(name, group) for name in study.columns}
@@ -218,28 +219,32 @@ def _mean(values: pd.Series) -> str:
 
 
 def _kind_of(name: str, group: pd.DataFrame) -> str:
-    """Returns the kind of a column's likelihood of one run on several seeds, after a comma."""
+    """Returns ", KIND" for the likelihood of a column, shared by a run's seeds, or ""."""
     kinds = group[KIND + name][group[name].notna()].dropna() if KIND + name in group else []
-    return next((f", {kind}" for kind in kinds if kind), "")
+    return next((f", {name}" for name in kinds if name), "")
 
 
 def _kind(key: str, values: Mapping[str, Any]) -> str:
-    """Returns the kind of a run's likelihood if it is not an exact, causal one."""
+    """Returns the kind of a run's likelihood, or "" if it is exact and causal."""
     name = key.removesuffix(BITS)
     if values.get(f"{name}.causal") is False:
         return "not causal"
-    kind = values.get(f"{name}.likelihood")
-    return kind.replace("_", " ") if isinstance(kind, str) and kind != "exact" else ""
+    likelihood = values.get(f"{name}.likelihood")
+    return (
+        likelihood.replace("_", " ")
+        if isinstance(likelihood, str) and likelihood != "exact"
+        else ""
+    )
 
 
 def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: bool) -> str:
-    """Returns the generated section, its marks included.
+    """Returns the generated section, including its marks.
 
     Args:
         study: The declared runs and columns.
-        table: A line for each run, see `evaluations_table`.
-        files: Folder of the report's files, the comparison among them.
-        whole: Whether the comparison is of all runs of the table.
+        table: A row per run, see `evaluations_table`.
+        files: Folder of the report's files, including the comparison.
+        whole: Whether the comparison covers all runs of the table.
     """
     missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
@@ -279,7 +284,7 @@ better. Wall time includes start-up and validations. [Every run]({files.name}/{E
 
 
 def _command(study: Study) -> str:
-    """Returns the command, with the name of the user's text in the place of its paths."""
+    """Returns the command, with the name of the user's text instead of its paths."""
     parts = ["python -m studies", study.name]
     parts += [] if study.operations is None else [f"--operations {study.operations}"]
     parts += [f"--text '<{study.source_name}>'"] if study.files else []
@@ -291,7 +296,7 @@ def _copy_files(study: Study, trained: Trained, files: Path) -> None:
     for run, run_dir in trained:
         for name, analysis in run.analyses.items():
             source, target = run_dir.path / name, files / f"{run.name}-{name}"
-            shutil.rmtree(target, ignore_errors=True)  # of an earlier study, with other names
+            shutil.rmtree(target, ignore_errors=True)  # from an earlier report
             target.mkdir()
             quoting = analysis.quoting if study.files else ()
             hidden = {path for pattern in quoting for path in source.rglob(pattern)}

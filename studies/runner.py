@@ -1,4 +1,4 @@
-"""Resumable runner: executes the commands of a study whose results are not there yet."""
+"""Resumable runner: executes the commands of a study whose results are missing."""
 
 import ctypes
 import json
@@ -26,11 +26,11 @@ from studies.study import ROOT, AnalysisSettings, Run, Settings, Study, StudyErr
 
 CONFIG, LOG, RECORD = "config.yaml", "train.log", "record.json"
 LAST = "*/version_*/checkpoints/last.ckpt"
-"""The checkpoint that a training resumes from and that is evaluated."""
+"""Checkpoint for resuming and for evaluation."""
 LAST_LINES = 15
 PR_SET_PDEATHSIG = 1
 
-_end_with_the_study = (  # Linux sends SIGTERM to a command when its study is killed
+_end_with_the_study = (  # on Linux, SIGTERMs a command when its study is killed
     partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
     if sys.platform == "linux"
     else None
@@ -42,7 +42,7 @@ _running: set["subprocess.Popen[bytes]"] = set()
 
 
 class CommandError(Exception):
-    """A command ended with an error; the message has the command and its last lines."""
+    """Raised if a command fails; the message has the command and its last lines."""
 
     def __init__(self, command: Sequence[str], code: int, log: Path) -> None:
         self.code, self.log = code, log
@@ -55,12 +55,12 @@ class CommandError(Exception):
 
 @contextmanager
 def started(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Starts a command with its output in a file; it has ended when the block is left.
+    """Starts a command with its output in a file, and waits for its end on exit.
 
-    Where the block is left early the command receives SIGTERM: training then saves a checkpoint.
+    If the block is left early, the command receives SIGTERM, on which training saves a checkpoint.
     """
     with log.open("wb") as output:
-        # in a session of its own: Ctrl-C reaches the study alone, which then ends the command
+        # a new session: Ctrl-C reaches only the study, which then ends the command
         process = subprocess.Popen(
             command,
             stdout=output,
@@ -82,7 +82,7 @@ def execute(command: Sequence[str], log: Path) -> None:
     """Runs a command to its end, see `started`.
 
     Raises:
-        CommandError: If it ends with another code than 0.
+        CommandError: If its exit code is not 0.
     """
     with started(command, log) as process:
         code = process.wait()
@@ -91,7 +91,7 @@ def execute(command: Sequence[str], log: Path) -> None:
 
 
 def share_processors(jobs: int) -> None:
-    """Gives each of several commands at a time an equal share of the processors."""
+    """Gives each of several concurrent commands an equal share of the processors."""
     if jobs > 1:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
 
@@ -110,7 +110,7 @@ def analyse_command(config: Path, checkpoint: Path | None) -> list[str]:
 
 
 def evaluate_command(checkpoint: Path | None, output: Path, options: Settings) -> list[str]:
-    """Returns the command of ``evaluate.py`` that writes a result; options without dashes."""
+    """Returns the command of ``evaluate.py`` that writes a result; `options` have no dashes."""
     options = dict(options)
     verb = options.pop("command", "perplexity")
     typed: list[str] = []
@@ -125,8 +125,8 @@ def evaluate_command(checkpoint: Path | None, output: Path, options: Settings) -
 class RunFolder:
     """Folder of a run: config, training, results, and the record of finished steps.
 
-    The record has each step with its settings. A training that is not finished in it resumes; an
-    evaluation or analysis that it does not have with these settings is done (again).
+    The record has each step with its settings. An unfinished training resumes; an evaluation or
+    analysis runs unless the record has it with the same settings.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,19 +134,19 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The last checkpoint, once there is one."""
+        """The last checkpoint, or None if there is none."""
         return next(iter(sorted(self.training.glob(LAST))), None)
 
     @property
     def record(self) -> dict[str, Any]:
-        """Finished steps, by their names."""
+        """Finished steps by name."""
         path = self.path / RECORD
         content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return content
 
     @property
     def trained(self) -> bool:
-        """Whether the training has reached its end."""
+        """Whether the training is finished."""
         return bool(self.record.get("train", {}).get("finished"))
 
     def output(self, evaluation: str) -> Path:
@@ -170,19 +170,19 @@ class RunFolder:
 
 
 def train_run(settings: Settings, run_dir: RunFolder) -> None:
-    """Trains a run, or continues its training, unless it is trained.
+    """Trains a run, or resumes its training, unless it is finished.
 
     Args:
         settings: The config of ``train.py``.
-        run_dir: The run's folder. Its record sums up the seconds of all processes.
+        run_dir: Folder of the run. Its record has the total seconds of all processes.
 
     Raises:
-        StudyError: If its folder was begun with other settings, or its checkpoint was removed.
+        StudyError: If its folder was started with other settings, or its checkpoint was removed.
     """
     config = run_dir.path / CONFIG
     if config.is_file() and yaml.safe_load(config.read_text()) != settings:
         raise StudyError(
-            f"{run_dir.path} was begun with other settings (see its {CONFIG}); remove it, or "
+            f"{run_dir.path} was started with other settings (see its {CONFIG}); remove it, or "
             "choose another folder with --folder"
         )
     resume = run_dir.checkpoint is not None
@@ -192,7 +192,7 @@ def train_run(settings: Settings, run_dir: RunFolder) -> None:
                 f"{run_dir.path} has no checkpoint any more; remove it and start again"
             )
         return
-    if not resume:  # files of a run without a checkpoint would be taken for this one's
+    if not resume:  # leftovers of a run without a checkpoint would be mistaken for results
         shutil.rmtree(run_dir.training, ignore_errors=True)
     command = train_command(run_dir.write_config(settings), run_dir.training, resume=resume)
     earlier = run_dir.record.get("train", {}).get("seconds", 0.0) if resume else 0.0
@@ -206,7 +206,7 @@ def train_run(settings: Settings, run_dir: RunFolder) -> None:
 
 
 def evaluate_run(run: Run, run_dir: RunFolder) -> None:
-    """Executes the evaluations that have no result file of these settings."""
+    """Executes the evaluations without a result file for their settings."""
     for name, options in run.evaluations.items():
         output = run_dir.output(name)
         if not (run_dir.has(name, options) and output.is_file()):
@@ -216,7 +216,7 @@ def evaluate_run(run: Run, run_dir: RunFolder) -> None:
 
 
 def analyse_run(run: Run, run_dir: RunFolder) -> None:
-    """Executes the analyses that the record does not have with these settings."""
+    """Executes the analyses that the record lacks for their settings."""
     for name, analysis in run.analyses.items():
         inside = RunFolder(run_dir.path / name)
         settings = analysis_config(analysis, inside.path, run.seed)
@@ -232,8 +232,8 @@ def analysis_config(analysis: AnalysisSettings, folder: Path, seed: int) -> Sett
 
     Args:
         analysis: The callback and its arguments.
-        folder: Where it writes, in the folder of its run.
-        seed: Seed of the run, and of its reference, which is null where that is not trained.
+        folder: Folder of its output, in the folder of its run.
+        seed: Seed of the run and of its reference. An untrained reference becomes null.
     """
     arguments = dict(analysis.init_args)
     if analysis.reference is not None:
@@ -245,17 +245,17 @@ def analysis_config(analysis: AnalysisSettings, folder: Path, seed: int) -> Sett
 
 
 def run_study(study: Study, folder: Path, *, only: Sequence[str] = (), jobs: int = 1) -> None:
-    """Trains, evaluates and analyses what is not done yet, with a line on the console for each run.
+    """Executes all missing trainings, evaluations and analyses, printing a line per run.
 
     Args:
         study: The declared runs.
-        folder: A folder for each run is made in it.
-        only: Names of runs to take, by default all but the extra ones.
-        jobs: Number of runs at a time.
+        folder: Parent folder of the runs.
+        only: Names of the runs to take. Defaults to all but the extra ones.
+        jobs: Number of concurrent runs.
 
     Raises:
         CommandError: If a command fails; finished steps are kept.
-        StudyError: If a run is there with other settings, or another process works there.
+        StudyError: If a run exists with other settings, or another process uses the folder.
     """
 
     def train_and_evaluate(run: Run) -> None:
@@ -272,7 +272,7 @@ def run_study(study: Study, folder: Path, *, only: Sequence[str] = (), jobs: int
     share_processors(jobs)
     with sole_user(folder):
         in_parallel(train_and_evaluate, runs, jobs)
-        in_parallel(analyse, runs, jobs)  # which may refer to any run
+        in_parallel(analyse, runs, jobs)  # an analysis may refer to any run
 
 
 @contextmanager
@@ -280,7 +280,7 @@ def sole_user(folder: Path) -> Iterator[None]:
     """Locks a folder of runs.
 
     Raises:
-        StudyError: If another process works there.
+        StudyError: If another process uses it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -288,13 +288,13 @@ def sole_user(folder: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise StudyError(
-            f"{folder} is in use by another study that runs; wait for it, or choose another "
-            "folder with --folder"
+            f"{folder} is in use by another running study; wait for it, or choose another folder "
+            "with --folder"
         ) from error
 
 
 def in_parallel(work: Callable[[Any], None], items: Sequence[Any], jobs: int) -> None:
-    """Works on items in their order, several at a time; an error stops the commands of all."""
+    """Processes items in order, several at a time; an error stops all commands."""
     if jobs == 1:
         for item in items:
             work(item)
@@ -306,7 +306,7 @@ def in_parallel(work: Callable[[Any], None], items: Sequence[Any], jobs: int) ->
             try:
                 work(item)
             except BaseException:
-                failed.set()  # here, as this thread goes on to the next item at once
+                failed.set()  # set here, because this thread takes the next item at once
                 raise
 
     with ThreadPoolExecutor(jobs) as pool:

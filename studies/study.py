@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "configs" / "studies"
 LOGGED = "logged"
-"""Stands in columns for an evaluation: the last values that training logged, by their tags."""
+"""Pseudo-evaluation for columns: the last logged values of the training, by tag."""
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -33,64 +33,64 @@ Settings = dict[str, Any]
 
 
 class StudyError(ValueError):
-    """A study cannot be done as asked; the message names the cure."""
+    """Raised if a study cannot run as requested; the message names the cure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisSettings:
-    """A callback that writes files while ``train.py validate`` scores a trained run."""
+    """An analysis callback that writes files while ``train.py validate`` scores a trained run."""
 
     class_path: str
     init_args: Settings = field(default_factory=dict)
     reference: str | None = None
     """Run whose checkpoint with the same seed is the callback's ``reference_ckpt``."""
     files: tuple[str, ...] = ("*.png", "*.svg", "*.csv")
-    """Globs of its files that are copied to the report."""
+    """Globs of its files to copy to the report."""
     quoting: tuple[str, ...] = ()
-    """Globs of files that quote the text: not copied where it is the user's own."""
+    """Globs of files that quote the text; they are not copied for a user's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A line for each run that has an analysis, drawn from the tables of its files."""
+    """A figure with a line per run, drawn from the tables of an analysis."""
 
     analysis: str
     """Name of the analysis in ``Run.analyses``."""
     table: str
     """Glob of one of its CSV files."""
     x: str
-    """Column over which lines are drawn."""
+    """Column of the x axis."""
     y: str
     x_label: str = ""
     y_label: str = ""
     marked: float | None = None
-    """Value of x with a vertical line, such as the size of a memory."""
+    """Position of a vertical line on the x axis, such as the size of a memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Hyperparameter search of ``python -m studies.tune``, of equal size for each run.
+    """Hyperparameter search by ``python -m studies.tune``, of equal size for each run.
 
     Raises:
-        StudyError: If a number is out of its range.
+        StudyError: If a number is out of range.
     """
 
     trials: int
     """Trials of each run; the first has the declared values."""
     tokens: int
-    """Tokens of a trial that is not pruned; questions, where the study has a task."""
+    """Tokens of an unpruned trial, or questions if the study has a task."""
     space: dict[str, Settings] = field(default_factory=dict)
-    """Keys of all runs' models, such as ``model.init_args.optimizer.lr``, each with ``low`` and
-    ``high`` (and ``log``), or ``choices``; runs may have further ones."""
+    """Ranges by key of all runs' models, such as ``model.init_args.optimizer.lr``, each with
+    ``low`` and ``high`` (and ``log``), or ``choices``; runs may have further keys."""
     rungs: int = 3
-    """Validations at which trials are compared, the last of them at the end."""
+    """Number of validations at which trials are compared, including the last."""
     reduction: int = 3
-    """Factor between the lengths of trials at two rungs; one of so many trials goes on."""
+    """Factor between the lengths of trials at two rungs; one in this many trials continues."""
     metric: str = "val/loss"
     """Tag of a logged validation value."""
     direction: Literal["minimize", "maximize"] = "minimize"
     seed: int = 0
-    """Seed of the draws."""
+    """Seed of the sampler."""
 
     def __post_init__(self) -> None:
         for key, least in {"trials": 1, "tokens": 1, "rungs": 1, "reduction": 2, "seed": 0}.items():
@@ -99,39 +99,39 @@ class Search:
 
     @property
     def validations(self) -> int:
-        """Validations of a trial, at equal distances."""
+        """Number of equidistant validations of a trial."""
         return int(self.reduction ** (self.rungs - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A model to train. Runs of a study differ in model, reading, length and seed only."""
+    """A model to train. Runs of a study differ only in model, data module, length and seed."""
 
     name: str
-    """Names its folder."""
+    """Name of its folder."""
     title: str
     """Its name in tables."""
     model: Settings
     """Class path and init arguments, as in a YAML file of ``train.py``."""
     data: Settings | None = None
-    """A data module that takes the study's text as its ``corpus``, instead of the text's own."""
+    """Data module that wraps the text's data module as its ``corpus``."""
     callbacks: tuple[Settings, ...] = ()
-    """Callbacks of the training, class paths and init arguments."""
+    """Callbacks of the training, as class paths and init arguments."""
     length: float = 1.0
-    """Steps of its training, in multiples of the study's."""
+    """Factor for the study's number of steps."""
     seeds: Literal["all", "first"] = "all"
-    """``first`` trains it with the study's first seed alone."""
+    """``first`` trains it only with the study's first seed."""
     extra: bool = False
-    """Whether it is left out unless ``--only`` names it."""
+    """Whether to skip it unless ``--only`` names it."""
     evaluations: dict[str, Settings] = field(default_factory=dict)
-    """Options of ``evaluate.py`` by the name of the result; ``command`` is its verb, by default
+    """Options of ``evaluate.py`` by the name of the result; ``command`` is its verb and defaults to
     perplexity."""
     analyses: dict[str, AnalysisSettings] = field(default_factory=dict)
-    """By the name of the folder of their files; of the first seed only."""
+    """Analyses of the first seed, by the name of their folder."""
     search: dict[str, Settings | None] = field(default_factory=dict)
-    """Keys of its model that a search draws besides ``Search.space``; null takes a key out."""
+    """Further keys of its model to search besides ``Search.space``; null removes a key."""
     seed: int = 0
-    """Seed of everything random but the data order, which is the same for all."""
+    """Seed of all randomness but the data order, which all runs share."""
 
     @property
     def folder(self) -> str:
@@ -144,7 +144,7 @@ class Study:
     """Runs on the same text in the same order, and their report.
 
     Raises:
-        StudyError: If a number is out of its range, or names do not match.
+        StudyError: If a number is out of range, or names do not match.
     """
 
     name: str
@@ -153,42 +153,42 @@ class Study:
     """Heading of the report."""
     runs: dict[str, Run]
     data: Settings
-    """Arguments of the data module that are not the text's: tokenizer, block and batch size."""
+    """Arguments of the data module besides the text: tokenizer, block and batch size."""
     introduction: str = ""
     """Description of the comparison, in Markdown."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Title -> number in the table of docs/results/NAME.md: ``EVALUATION.KEY`` of a result file
+    """Title -> value in the table of docs/results/NAME.md: ``EVALUATION.KEY`` of a result file
     (``logged.TAG`` of the training's log), or a pandas expression with such names in backticks.
-    Without columns the report is the comparison alone."""
+    Without columns the report is only the comparison."""
     figure: Figure | None = None
     """The report's figure of all runs."""
     compare: Settings = field(default_factory=dict)
     """Options of ``evaluate.py compare``, e.g. its split."""
     trainer: Settings = field(default_factory=dict)
-    """Trainer arguments of all runs, except those that follow from the length."""
+    """Trainer arguments of all runs; the length implies further ones."""
     steps: int = 750
     """Optimiser steps of each run, unless ``epochs`` is set."""
     epochs: int | None = None
     """Passes over the training text of each run."""
     seeds: tuple[int, ...] = (0,)
     validations: int = 10
-    """Validations of a training, about; each epoch has at least one."""
+    """Approximate number of validations of a training; each epoch has at least one."""
     corpus: Settings | None = None
-    """Data module of the text, by default the user's files, or Python's documentation."""
+    """Data module of the text. Defaults to the user's files, or Python's documentation."""
     task: Settings | None = None
-    """Data module that makes up questions, in place of a text; lengths then count questions."""
+    """Data module that generates questions, instead of a text; lengths then count questions."""
     operations: int | None = None
-    """Most operations of made-up training texts, for studies whose values depend on it."""
+    """Maximum operations of generated training texts, for studies whose values depend on it."""
     max_operations: int = 0
     """Largest value of ``--operations``."""
     files: tuple[str, ...] = ()
-    """Paths and globs of the user's text, in place of ``corpus``."""
+    """Paths and globs of the user's text, instead of ``corpus``."""
     separator: str = r"\n{4,}"
-    """Regular expression between documents of txt files, as between chapters."""
+    """Regular expression between the documents of txt files, such as chapters."""
     text_name: str = ""
-    """The text's name in the report, which has no paths."""
+    """Name of the text in the report, which has no paths."""
     search: Search | None = None
-    """Search of ``python -m studies.tune``."""
+    """Hyperparameter search by ``python -m studies.tune``."""
 
     def __post_init__(self) -> None:
         for key in ("steps", "epochs"):
@@ -205,14 +205,14 @@ class Study:
                 f"operations ({self.operations}) must be from 1 to {self.max_operations}"
             )
         if self.task is not None and self.files:
-            raise StudyError(f"text: {self.name} makes up its questions; leave the text out")
+            raise StudyError(f"text: {self.name} generates its questions; leave the text out")
         for run in self.runs.values():
             if "=" in run.title or "/" in run.title:  # compare reads TITLE=PATH
                 raise StudyError(f"runs.{run.name}.title ({run.title}) must not contain = or /")
             if self.epochs is not None and run.length != 1:
                 raise StudyError(
-                    f"epochs ({self.epochs}): runs.{run.name} has a length of its own, which "
-                    "counts steps; use --steps"
+                    f"epochs ({self.epochs}): runs.{run.name} has another length, which counts "
+                    "steps; use --steps"
                 )
 
     @property
@@ -228,17 +228,17 @@ class Study:
 
     @property
     def length(self) -> str:
-        """How long a run trains, in words."""
+        """Description of the length of a run."""
         if self.epochs is not None:
             return "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
-        if any(run.data is not None for run in self.runs.values()):  # whose rows differ in length
+        if any(run.data is not None for run in self.runs.values()):  # rows may differ in length
             return f"{self.steps} steps"
         units = f"{self.steps * self.units_per_step:,} {self.unit}"
         return f"{units} ({self.steps} steps of {self.units_per_step:,})"
 
     @property
     def source(self) -> dict[str, Any]:
-        """Class path and init arguments of the data module, without ``data``."""
+        """Class path and init arguments of the text's data module, without ``data``."""
         if self.files:
             text = {"data_files": list(self.files), "separator": self.separator}
             return {"class_path": "datamodules.LocalText", "init_args": text}
@@ -254,13 +254,13 @@ class Study:
 
     @property
     def folder(self) -> str:
-        """Name of the folder that sets of runs with another text or length do not share."""
+        """Name of the folder, unique to the text and the length."""
         text = "python_docs"
         if self.files:
             text = f"local_text-{_digest(chr(10).join((*self.files, self.separator)))}"
         elif self.task or self.corpus:
-            kind = "corpus" if self.task is None else "task"
-            text = f"{kind}-{_digest(json.dumps(self.source, sort_keys=True))}"
+            origin = "corpus" if self.task is None else "task"
+            text = f"{origin}-{_digest(json.dumps(self.source, sort_keys=True))}"
         length = f"{self.steps}-steps" if self.epochs is None else f"{self.epochs}-epochs"
         return f"{self.name}/{text}-{length}"
 
@@ -268,10 +268,10 @@ class Study:
         """Returns every run with every seed, all runs of a seed before the next.
 
         Args:
-            only: Names of runs to take, by default all but the extra ones.
+            only: Names of the runs to take. Defaults to all but the extra ones.
 
         Raises:
-            StudyError: If a name is not known.
+            StudyError: If a name is unknown.
         """
         unknown = [name for name in only if name not in self.runs]
         if unknown:
@@ -302,12 +302,12 @@ class Study:
         }
 
     def settings_digest(self, run: Run) -> str:
-        """Returns 8 hex digits of all that decides a run's values but the code."""
+        """Returns 8 hex digits that identify the settings behind a run's values."""
         settings = [self.train_config(run), run.evaluations]
         return _digest(json.dumps(settings, sort_keys=True))
 
     def _length(self, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns arguments of the trainer and of checkpoints, written as often as validations."""
+        """Returns the arguments of the trainer and of checkpoints, which follow the validations."""
         if self.epochs is not None:
             checks = math.ceil(self.validations / self.epochs)
             validated = {"val_check_interval": 1 / checks, "log_every_n_steps": 10}
@@ -331,7 +331,7 @@ def _digest(text: str) -> str:
 
 
 def _passes(length: float, *, _root_: DictConfig) -> float:
-    """Returns how often a run of this length reads the questions of its study."""
+    """Returns the number of passes over the questions by a run of this length."""
     if _root_.get("epochs"):
         return float(_root_.epochs)
     steps, rows = (
@@ -342,7 +342,7 @@ def _passes(length: float, *, _root_: DictConfig) -> float:
 
 
 def _rows_per_step(data: Mapping[Any, Any], trainer: Mapping[Any, Any]) -> int:
-    """Returns the rows of an optimiser step, on one device unless ``data.global_batch`` says it."""
+    """Returns the rows of an optimiser step: ``data.global_batch``, or the rows of one device."""
     one_device = data["batch_size"] * (trainer.get("accumulate_grad_batches") or 1)
     return int(data.get("global_batch") or one_device)
 
@@ -357,17 +357,17 @@ def study_names() -> list[str]:
 
 
 def load_study(name: str, **typed: Any) -> Study:
-    """Returns a study as declared, changed by options of the command line.
+    """Loads a study, with its fields overridden by options of the command line.
 
     Args:
-        name: Name of a study of the project, or a file.
-        typed: Fields of ``Study``; None keeps the declared value.
+        name: Name of a study of the project, or path of a file.
+        **typed: Fields of ``Study``; None keeps the declared value.
 
     Raises:
         StudyError: If there is none, or it is malformed; the message names the key.
     """
     typed = {key: value for key, value in typed.items() if value is not None}
-    if "steps" in typed:  # of steps and epochs, the one that was typed counts
+    if "steps" in typed:  # typed steps replace declared epochs
         typed = {"epochs": None, **typed}
     if "files" in typed:
         typed["corpus"] = None
@@ -375,7 +375,7 @@ def load_study(name: str, **typed: Any) -> Study:
     content = _read(path)
     if "operations" in typed and "operations" not in content:
         raise StudyError(
-            f"operations ({typed['operations']}): {path.stem} declares none; leave them out"
+            f"operations ({typed['operations']}): {path.stem} declares none; leave the option out"
         )
     try:
         declared: Any = OmegaConf.to_container(OmegaConf.merge(content, typed), resolve=True)
@@ -387,7 +387,7 @@ def load_study(name: str, **typed: Any) -> Study:
 
 
 def _with_names(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content without what only other values refer to; runs get their names."""
+    """Removes auxiliary values from the content, and names the runs."""
     runs, evaluations = content.get("runs"), content.pop("evaluations", {})
     if not isinstance(runs, dict) or not runs:
         raise StudyError(f"{name}: runs ({runs!r}) must be a mapping of names, each with a model")
@@ -403,22 +403,22 @@ def _with_names(name: str, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find(name: str, near: Path, but: Path | None = None) -> Path:
-    """Returns the file of a study: of a folder, of the project, or by its path."""
+    """Finds the file of a study in a folder, in the project, or by its path."""
     for path in (near / f"{name}.yaml", FOLDER / f"{name}.yaml", near / name, Path(name)):
         if path.is_file() and path.resolve() != but:
             return path
     names = ", ".join(study_names())
-    raise StudyError(f"there is no study {name!r}; there are {names}, or name a file")
+    raise StudyError(f"there is no study {name!r}; choose from {names}, or name a file")
 
 
 def _read(path: Path) -> DictConfig:
-    """Returns the content of a file, merged into the file that it ``extends``."""
+    """Reads a file, merged over the file that it ``extends``."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StudyError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
-        raise StudyError(f"{path} is no study: it must be a mapping with title, data and runs")
+        raise StudyError(f"{path} is not a study: it must be a mapping with title, data and runs")
     base, content = loaded.pop("extends", None), OmegaConf.create(loaded)
     if base is None:
         return content

@@ -1,9 +1,10 @@
 """``python -m studies.tune NAME``: searches hyperparameters of a study's runs with Optuna.
 
-The study's YAML declares the search (``studies.study.Search``). Each run, the plain decoder's too,
-has as many trials of as many tokens, drawn by one sampler and pruned by successive halving. A trial
-is a training like the study's, in a folder of its own, with the schedule of its whole length: rungs
-compare points of one schedule. It validates on a split that the study's report does not score.
+The study's YAML declares the search (``studies.study.Search``). All runs, including the plain
+decoder, have equally many trials of equally many tokens, with the same sampler and successive
+halving. A trial is a training like the study's, in a separate folder, with the schedule of its full
+length, so rungs compare points of one schedule. It validates on a split that the study's report
+does not score.
 """
 
 import argparse
@@ -44,12 +45,12 @@ if TYPE_CHECKING:
 
 JOURNAL, DECLARATION, REASON = "journal.log", "declaration", "reason"
 ENDED = ("COMPLETE", "PRUNED")
-"""States of trials that are not trained again; a diverged one is complete."""
+"""States of finished trials; a diverged trial is complete."""
 UNDECLARED = "???"
 STARTUP = 5
-"""Trials that are drawn evenly, before the sampler learns from their values."""
+"""Number of uniformly drawn trials before the sampler uses their values."""
 POLL = 1.0
-"""Seconds between two looks at the log of a trial."""
+"""Seconds between reads of a trial's log."""
 SCORED = {"perplexity": "val", "reason": "test"}
 """Split that a verb of ``evaluate.py`` scores unless its options name one."""
 
@@ -71,7 +72,7 @@ def declared_search(study: Study) -> Search:
 
 
 def steps_of_trial(study: Study) -> int:
-    """Returns the optimiser steps of a whole trial, the same number between any two validations.
+    """Returns the optimiser steps of a whole trial, a multiple of its validations.
 
     Raises:
         StudyError: If trials are shorter than a step for each validation.
@@ -87,9 +88,9 @@ def steps_of_trial(study: Study) -> int:
 
 
 def validation_split(study: Study) -> Literal["val", "test"]:
-    """Returns the held-out documents that trials are judged by: those the report does not score.
+    """Returns the split for judging trials, which the report does not score.
 
-    The report scores what the columns show; of a study without columns, the split of ``compare``.
+    The report scores the splits of the columns or, without columns, the split of ``compare``.
 
     Raises:
         StudyError: If it scores both.
@@ -103,14 +104,14 @@ def validation_split(study: Study) -> Literal["val", "test"]:
         scored = {split for split in splits if split is not None}
     if {"val", "test"} <= scored:
         raise StudyError(
-            f"{study.name} reports scores of val and of test, which leaves no documents to choose "
-            "by; have its evaluations score one of them"
+            f"{study.name} reports scores of val and of test, which leaves no documents for the "
+            "search; have its evaluations score only one of them"
         )
     return "test" if "val" in scored else "val"
 
 
 def as_trials(study: Study) -> Study:
-    """Returns the study whose runs are trained as trials: their length, validations and data."""
+    """Returns the study with the length, validations and data of trials."""
     split, search = validation_split(study), declared_search(study)
     changed = {} if split == "val" else {"validation_split": split}
     runs = {}
@@ -129,7 +130,7 @@ def as_trials(study: Study) -> Study:
 
 
 def space_of(study: Study, run: Run) -> dict[str, Settings]:
-    """Returns the ranges and choices of a run by the keys of its config.
+    """Returns the ranges and choices of a run by key of its config.
 
     Raises:
         StudyError: If one is malformed, the run's model declares no such key, or there is none.
@@ -153,7 +154,7 @@ def space_of(study: Study, run: Run) -> dict[str, Settings]:
 
 
 def distribution(entry: Settings) -> Any:
-    """Returns Optuna's distribution of a range or choices; two whole numbers draw whole numbers."""
+    """Returns Optuna's distribution of a range or choices; integer bounds give integers."""
     kinds = _optuna().distributions
     if "choices" in entry:
         return kinds.CategoricalDistribution(**entry)
@@ -177,12 +178,12 @@ class RunSearch:
     """Search of one run: an Optuna study in a journal file, and a folder for each trial.
 
     Args:
-        study: A study that `as_trials` has returned.
+        study: A study from `as_trials`.
         run: One of its runs, with the seed of its trials.
         folder: Folder of all its trials.
 
     Raises:
-        StudyError: If the folder has a search that is declared in another way.
+        StudyError: If the folder has a search with another declaration.
     """
 
     def __init__(self, study: Study, run: Run, folder: Path) -> None:
@@ -209,7 +210,7 @@ class RunSearch:
         )
 
     def _check_declaration(self) -> None:
-        """Compares the declaration with the one of an earlier process, or notes it."""
+        """Compares the declaration with an earlier process's, or records it."""
         keys = ("tokens", "metric", "direction", "rungs", "reduction", "seed")
         now: dict[str, Any] = {key: getattr(self.search, key) for key in keys}
         now = {**now, "space": self.space, **self.settings}
@@ -218,13 +219,13 @@ class RunSearch:
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if changed:
             raise StudyError(
-                f"{self.folder} was begun with another {', '.join(changed)}; remove it, or choose "
-                "another folder with --folder"
+                f"{self.folder} was started with another {', '.join(changed)}; remove it, or "
+                "choose another folder with --folder"
             )
         self._study.set_user_attr(DECLARATION, now)
 
     def _enqueue(self) -> None:
-        """Has the declared values drawn first, and trials that were killed once more."""
+        """Enqueues the declared values first, and killed trials again."""
         if not self._study.trials:
             declared = OmegaConf.create(self.settings)
             values = {key: OmegaConf.select(declared, key) for key in self.space}
@@ -232,17 +233,17 @@ class RunSearch:
             self._study.enqueue_trial(inside)
         state = _optuna().trial.TrialState
         for trial in self._study.get_trials(states=[state.RUNNING]):
-            shutil.rmtree(self._place(trial.number).path, ignore_errors=True)
+            shutil.rmtree(self._trial_folder(trial.number).path, ignore_errors=True)
             self._study.tell(trial.number, state=state.FAIL)
             self._study.enqueue_trial(trial.params)
 
     @property
     def finished(self) -> int:
-        """Number of trials that have ended, those that were pruned or diverged too."""
+        """Number of ended trials, including pruned and diverged ones."""
         return sum(trial.state.name in ENDED for trial in self._study.trials)
 
     def next_trial(self) -> "optuna.Trial":
-        """Returns a new trial; with one job its draws depend on the trials before it alone."""
+        """Returns a new trial; with one job, its draws depend only on the trials before it."""
         before = sum(trial.state.name != "FAIL" for trial in self._study.trials)
         seed = 1000 * self.search.seed + before
         sampler = _optuna().samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
@@ -252,17 +253,17 @@ class RunSearch:
         )
         return trial
 
-    def _place(self, idx: int) -> RunFolder:
+    def _trial_folder(self, idx: int) -> RunFolder:
         return RunFolder(self.folder / f"trial-{idx:03d}")
 
     def train(self, trial: "optuna.Trial") -> str:
         """Trains a trial to its end, unless it is pruned or diverges; returns its outcome.
 
         Raises:
-            CommandError: If training fails for another reason than values that are not finite.
+            CommandError: If training fails for a reason other than non-finite values.
             StudyError: If the metric is not logged.
         """
-        run_dir, pruned = self._place(trial.number), False
+        run_dir, pruned = self._trial_folder(trial.number), False
         config = run_dir.write_config(put(self.settings, trial.params))
         command, log = (
             train_command(config, run_dir.training, resume=False),
@@ -271,7 +272,7 @@ class RunSearch:
         with started(command, log) as process:
             while process.poll() is None and not (pruned := self._is_pruned(trial, run_dir)):
                 time.sleep(POLL)
-        # one that has ended before it was looked at is judged by the same values
+        # a trial that ended before it was polled is judged by the same values
         if pruned or self._is_pruned(trial, run_dir):
             self._study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
             return "pruned"
@@ -279,14 +280,14 @@ class RunSearch:
             raise CommandError(command, process.returncode, log)
         value = self._validations(run_dir).get(self.search.validations, math.nan)
         reason = self._divergence(run_dir, value, process.returncode)
-        if reason:  # the worst value there is, for the sampler to keep away from there
+        if reason:  # the worst possible value, so that the sampler avoids this region
             trial.set_user_attr(REASON, reason)
             value = math.inf if self.search.direction == "minimize" else -math.inf
         self._study.tell(trial, value)
         return f"diverged: {reason}" if reason else f"{value:.4f}"
 
     def _divergence(self, run_dir: RunFolder, value: float, code: int) -> str:
-        """Returns why a trial of this last value and exit code has diverged, if it has."""
+        """Returns why a trial with this last value and exit code has diverged, or ""."""
         if code:
             log = (run_dir.path / LOG).read_text(encoding="utf-8", errors="replace")
             return log.strip().rpartition("\n")[2].removeprefix("error: ") or "not finite"
@@ -299,7 +300,7 @@ class RunSearch:
         return "" if math.isfinite(value) else f"{self.search.metric} is {value}"
 
     def _is_pruned(self, trial: "optuna.Trial", run_dir: RunFolder) -> bool:
-        """Reports the new validations; returns whether one is not among the best at its rung."""
+        """Reports new validations; returns whether the trial should be pruned."""
         reported = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
         for idx, value in self._validations(run_dir).items():
             if idx not in reported:
@@ -309,7 +310,7 @@ class RunSearch:
         return False
 
     def _validations(self, run_dir: RunFolder) -> dict[int, float]:
-        """Returns the logged metric by the number of the validation, from 1."""
+        """Returns the logged metric by the index of the validation, from 1."""
         values = logged(run_dir).get(self.search.metric, {})
         return {
             (step + 1) // self._interval: value
@@ -320,7 +321,7 @@ class RunSearch:
     # ---- results
 
     def table(self) -> pd.DataFrame:
-        """Returns a row for each trial that has ended; a pruned one has the value of its last rung.
+        """Returns a row per ended trial; a pruned trial has the value of its last rung.
 
         Returns:
             ``run``, ``trial``, the parameters, the metric, ``state``, ``steps`` and ``reason``.
@@ -342,7 +343,7 @@ class RunSearch:
         return pd.DataFrame(rows)
 
     def best(self) -> dict[str, Any] | None:
-        """Returns the parameters of the best trial that was trained to its end, if one was."""
+        """Returns the parameters of the best complete trial, or None."""
         try:
             trial = self._study.best_trial
         except ValueError:  # none is complete
@@ -357,7 +358,7 @@ def _inside(value: Any, entry: Settings) -> bool:
 
 
 def _optuna() -> Any:
-    """Returns the library, which warns but reports nothing by itself."""
+    """Returns the library, with its verbosity set to warnings."""
     try:
         import optuna
     except ImportError as error:
@@ -374,15 +375,15 @@ def _optuna() -> Any:
 def run_searches(
     searches: Sequence[RunSearch], *, jobs: int = 1, deadline: float = math.inf
 ) -> int:
-    """Trains what is not finished yet, a trial of each run before the next one of any.
+    """Runs the missing trials, alternating between runs.
 
     Args:
         searches: Searches of the runs.
-        jobs: Number of trials at a time.
-        deadline: Time by ``time.monotonic`` after which no trial begins.
+        jobs: Number of concurrent trials.
+        deadline: Time by ``time.monotonic`` after which no trial starts.
 
     Returns:
-        Number of trials that are left.
+        Number of missing trials.
     """
     drawing = threading.Lock()
 
@@ -403,12 +404,12 @@ def run_searches(
 
 
 def write_results(study: Study, searches: Sequence[RunSearch], folder: Path, base: str) -> str:
-    """Writes a table of all trials, and a study with the best values; returns the table.
+    """Writes and returns a table of all trials, and writes a study with the best values.
 
     Args:
-        study: The study that is searched.
+        study: The searched study.
         searches: Searches of its runs.
-        folder: Folder that gets ``search.csv``, ``search.md`` and ``NAME_tuned.yaml``.
+        folder: Folder for ``search.csv``, ``search.md`` and ``NAME_tuned.yaml``.
         base: Name or file of the study that the tuned one extends.
     """
     search, table = declared_search(study), pd.concat([each.table() for each in searches])
@@ -418,9 +419,9 @@ def write_results(study: Study, searches: Sequence[RunSearch], folder: Path, bas
     short = short.astype(object).fillna("-")
     text = f"""# Search
 
-{study.title}: up to {study.length} a trial, {search.metric} on the split \
+{study.title}: up to {study.length} per trial, {search.metric} on the split \
 `{validation_split(study)}`, which the study's report does not score; the learning rate's schedule \
-is that of a whole trial; successive halving over {search.rungs} rungs by {search.reduction}.
+spans a whole trial; successive halving over {search.rungs} rungs by {search.reduction}.
 
 {short.to_markdown(index=False, floatfmt=".5g")}
 """
@@ -438,7 +439,7 @@ is that of a whole trial; successive halving over {search.rungs} rungs by {searc
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Searches and returns the exit code, see `studies.__main__.run_guarded`.
+    """Runs the search and returns the exit code, see `studies.__main__.run_guarded`.
 
     Args:
         args: The command line, by default ``sys.argv``.
@@ -447,7 +448,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    # read again with the length of a trial, which values of runs may depend on
+    # reload with the length of a trial, because values of runs may depend on it
     options.steps = steps_of_trial(configured(options))
     study = configured(options)
     search = declared_search(study)
@@ -470,7 +471,7 @@ def _run(options: argparse.Namespace) -> None:
             text = write_results(study, searches, folder, base)
     print(f"\n{text}\nreport: {folder / 'search.md'}")
     if left:
-        print(f"{left} trials are left; start it again to go on")
+        print(f"{left} trials are left; start it again to continue")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -480,7 +481,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_study_arguments(parser)
     parser.add_argument("--trials", type=int, help="Trials of each run (default: as declared).")
-    parser.add_argument("--minutes", type=float, help="No trial begins after these.")
+    parser.add_argument("--minutes", type=float, help="Minutes after which no trial starts.")
     return parser
 
 

@@ -55,7 +55,7 @@ DATA = {
         "--data.val_files=text.jsonl",
         "text.jsonl is in data_files and in",
     ),
-    "unknown tokenizer": ("--data.tokenizer=nonsense", "tokenizer='nonsense' is not known"),
+    "unknown tokenizer": ("--data.tokenizer=nonsense", "tokenizer='nonsense' is unknown"),
     "missing tokenizer.json": ("--data.tokenizer=none.json", "none.json"),
     "binary tokenizer.json": ("--data.tokenizer=binary.json", "binary.json' is not UTF-8 text"),
     "window too long": ("--data.block_size=100000", "block_size=100000 is longer than the split"),

@@ -1,22 +1,22 @@
 """Command line of ``train.py``.
 
-| File | What it holds |
+| File | Content |
 |---|---|
 | ``program`` | ``main``: the verbs, and their exit codes |
 | ``cli`` | ``LatentCLI``, which builds model, data and trainer, and runs a verb |
-| ``parsing`` | its command line, laid over the checkpoint that it names |
+| ``parsing`` | its command line, overriding the values of a checkpoint |
 | ``arguments`` | first look at the command line, ranges of values, conflicts with a checkpoint |
 | ``run_folder`` | the folder of a run, which one process at a time writes to |
 | ``plan`` | ``train.py plan``: parameters, tokens, FLOPs, memory and hours of a run |
 | ``synthetic`` | models without files, and batches of random tokens, for plans and benchmarks |
-| ``sizes`` | refuses sizes that the machine cannot hold |
+| ``sizes`` | checks of sizes against the machine |
 | ``listing`` | ``train.py list``: configs with parameters and tokens |
-| ``processes`` | ranks, what launchers have started, and that no rank is left over |
+| ``processes`` | ranks, checks of launchers, and the end of all ranks |
 | ``loggers`` | TensorBoard, CSV, W&B and MLflow logs of a run that may be resumed |
 | ``strategies`` | FSDP2 over all processes of a run |
-| ``signals`` | Ctrl-C, and messages that are left out |
-| ``help`` | the verbs, and how ``--help`` describes them |
-| ``errors`` | which errors are the user's, and their one line |
+| ``signals`` | Ctrl-C, and filters of unhelpful messages |
+| ``help`` | the verbs, and their ``--help`` |
+| ``errors`` | user errors, and their one-line messages |
 """
 
 from training.cli import LatentCLI

@@ -1,4 +1,4 @@
-"""Arguments: first look at the command line, ranges of values, conflicts with a checkpoint."""
+"""Arguments: pre-parsing of the command line, ranges of values, conflicts with a checkpoint."""
 
 import contextlib
 import importlib
@@ -24,7 +24,7 @@ SUBCOMMANDS = ("fit", "validate", "test", "predict")
 YAML_ENDINGS = (".yaml", ".yml")
 CONFIG_FLAGS = ("-c", "--config")
 DEFAULT_ROOT = "runs"
-LONGEST_NAME = 80  # of a config or its content in a message
+LONGEST_NAME = 80  # maximum characters of a config in a message
 OWN_PACKAGES = {"model": "lightning_models", "data": "datamodules"}
 CLASS_KEYS = ("model", "model.class_path", "data", "data.class_path")
 KEYS = (
@@ -40,12 +40,12 @@ KEYS = (
 
 
 @dataclass
-class Given:
-    """Arguments that are needed before the command line can be parsed.
+class EarlyArguments:
+    """Arguments that must be known before the command line is parsed.
 
     Attributes:
         subcommand: The verb, or None.
-        values: The last value of each of ``KEYS`` that was given.
+        values: The last given value of each of ``KEYS``.
         names_config: Whether a config was given.
     """
 
@@ -60,17 +60,17 @@ class Given:
 
     @property
     def names_model(self) -> bool:
-        """Whether a model was named, or a config, which may name one."""
+        """Whether a model or a config, which may name one, was given."""
         return self.names_config or not {"model", "model.class_path"}.isdisjoint(self.values)
 
     @property
     def classes(self) -> set[str]:
-        """Class paths of model and data that were given."""
+        """Given class paths of model and data."""
         return {self.values[key] for key in CLASS_KEYS if key in self.values}
 
     @property
     def packages(self) -> list[str]:
-        """Packages to import, whose classes the arguments in a checkpoint may name."""
+        """Packages to import, whose classes a checkpoint may use."""
         return split_names(self.values.get("packages", ""))
 
     def own_class(self, key: str) -> str | None:
@@ -86,7 +86,7 @@ class Given:
 
     @property
     def folders(self) -> list[Path]:
-        """Folders in which checkpoints are looked for."""
+        """Folders to search for checkpoints."""
         root = Path(self.values.get("trainer.default_root_dir", DEFAULT_ROOT))
         folders = [root / self.values.get("name", "")]
         if "checkpoint.dirpath" in self.values:
@@ -94,17 +94,17 @@ class Given:
         return folders
 
 
-def look(argv: Sequence[str]) -> Given:
-    """Returns the verb and ``KEYS`` as the command line and its config files give them.
+def look(argv: Sequence[str]) -> EarlyArguments:
+    """Reads the verb and ``KEYS`` from the command line and its config files.
 
-    The model's own arguments can only be parsed once its class is known, and that may stand in the
-    checkpoint. Malformed options are left for the parser to report, but it would not say which
-    config cannot be read.
+    The model's arguments can only be parsed once its class is known, and the checkpoint may
+    determine it. The parser reports malformed options; unreadable configs are reported here,
+    because the parser would not name them.
 
     Raises:
         UserError: If a config is not UTF-8, not YAML (the message has the line), or has no keys.
     """
-    given = Given(next((argument for argument in argv if argument in SUBCOMMANDS), None))
+    given = EarlyArguments(next((argument for argument in argv if argument in SUBCOMMANDS), None))
     previous = ""
     for argument in argv:
         name, equals, value = argument.partition("=")
@@ -127,22 +127,26 @@ def _config(previous: str, argument: str) -> str | None:
 
 
 def with_own_configs(argv: Sequence[str]) -> list[str]:
-    """Returns the command line with this project's configs where the working folder has none.
+    """Resolves configs that the working folder lacks to this project's configs.
 
-    So ``-c configs/transformer/tiny.yaml`` works from any folder, of an installed package too.
+    ``-c configs/transformer/tiny.yaml`` then works from any folder, and with an installed package.
     """
     result = []
     for previous, argument in zip(["", *argv], argv, strict=False):
         source = _config(previous, argument) or ""
-        own = PROJECT / source
-        if source.startswith("configs/") and not os.path.exists(source) and own.is_file():
-            argument = argument.removesuffix(source) + str(own)
+        project_config = PROJECT / source
+        if (
+            source.startswith("configs/")
+            and not os.path.exists(source)
+            and project_config.is_file()
+        ):
+            argument = argument.removesuffix(source) + str(project_config)
         result.append(argument)
     return result
 
 
 def _read_config(source: str) -> str:
-    """Returns the YAML of a config file, or of a config that is given in place."""
+    """Returns the YAML of a config file or an inline config."""
     is_file = os.path.isfile(source)
     if source.endswith(YAML_ENDINGS) and not os.path.exists(source):
         paths = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("configs/*/*.yaml")]
@@ -167,8 +171,9 @@ def _read_config(source: str) -> str:
     return text
 
 
-def _note(given: Given, key: str, value: Any) -> None:
-    if key in CLASS_KEYS and not isinstance(value, Mapping | DictConfig):  # two ways to name one
+def _note(given: EarlyArguments, key: str, value: Any) -> None:
+    if key in CLASS_KEYS and not isinstance(value, Mapping | DictConfig):
+        # The last of the two forms counts.
         section, _, rest = key.partition(".")
         given.values.pop(section if rest else f"{section}.class_path", None)
     if value in (None, "null") or (value == "" and key != "ckpt_path"):
@@ -177,8 +182,8 @@ def _note(given: Given, key: str, value: Any) -> None:
         given.values[key] = str(value)
 
 
-def _note_config(given: Given, text: str) -> None:
-    # the parser reports references to nothing and keys that are there twice
+def _note_config(given: EarlyArguments, text: str) -> None:
+    # the parser reports dangling references and duplicate keys
     with contextlib.suppress(OmegaConfBaseException, ValueError, yaml.YAMLError):
         config: Any = OmegaConf.create(text)
         for scope in ("", f"{given.subcommand}."):
@@ -188,12 +193,12 @@ def _note_config(given: Given, text: str) -> None:
                     _note(given, key, value)
 
 
-# ---- conflicts between what is typed and what a checkpoint holds
+# ---- conflicts between typed values and a checkpoint
 
 
 OPTIMIZER_PREFIX = "model.init_args.optimizer."
 
-# Of the data, only what the model is built for must agree; other text is a fair choice.
+# Data arguments that must agree because the model depends on them; the text may differ.
 SPLITTER_KEY = "data.init_args.splitter"
 DATA_KEYS = (
     "data.init_args.block_size",
@@ -203,7 +208,7 @@ DATA_KEYS = (
     SPLITTER_KEY,
 )
 
-# The data decide these; they are not typed.
+# Determined by the data, never typed.
 LINKED_KEYS = ("model.init_args.config.vocab_size", "model.init_args.config.block_size")
 
 ABSENT = "(none)"
@@ -214,9 +219,9 @@ class Conflict:
     """One argument with two values.
 
     Attributes:
-        key: The full name.
-        typed: The value on the command line or in a config file.
-        checkpoint: The value in the checkpoint.
+        key: Full name of the argument.
+        typed: Value on the command line or in a config file.
+        checkpoint: Value in the checkpoint.
     """
 
     key: str
@@ -225,19 +230,20 @@ class Conflict:
 
     @property
     def one_sided(self) -> bool:
-        """Whether only one side has this argument."""
+        """Whether only one of the two has this argument."""
         return ABSENT in (self.typed, self.checkpoint)
 
 
 def find_conflicts(typed: Mapping[str, Any], saved: Mapping[str, Any]) -> list[Conflict]:
-    """Returns the model's arguments, and ``DATA_KEYS``, that differ, in the order of the config.
+    """Returns the differing arguments among the model's and ``DATA_KEYS``, in config order.
 
     Args:
-        typed: Recipes of ``model`` and ``data``, with the checkpoint's values where none are typed.
-        saved: The recipes in the checkpoint, with their defaults.
+        typed: Recipes of ``model`` and ``data``, with the checkpoint's values for untyped
+            arguments.
+        saved: Recipes in the checkpoint, with defaults.
 
     Raises:
-        ValueError: If a typed splitter is not known.
+        ValueError: If a typed splitter is unknown.
     """
     ours, theirs = dict(_leaves(typed)), dict(_leaves(saved))
     return [
@@ -253,7 +259,7 @@ def _matters(key: str) -> bool:
 
 
 def _meaning(key: str, value: Any) -> Any:
-    """Returns what a value stands for: ``sat``, and a relative folder, are short names."""
+    """Normalises a value: ``sat`` and relative folders are short names of splitters."""
     splits = key == SPLITTER_KEY and isinstance(value, str) and value != ABSENT
     return parse_splitter(value).name if splits else value
 
@@ -267,7 +273,7 @@ def without(recipe: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def as_namespace(value: Any) -> Any:
-    """Returns a recipe as the parser returns it: free mappings with odd keys stay as they are."""
+    """Converts a recipe to nested namespaces; mappings with non-identifier keys stay mappings."""
     if isinstance(value, Mapping) and all(str(key).isidentifier() for key in value):
         return Namespace({str(key): as_namespace(item) for key, item in value.items()})
     return value
@@ -293,12 +299,12 @@ def as_table(conflicts: Sequence[Conflict]) -> str:
 
 
 def _printable(cell: Any) -> str:
-    """Returns a cell as text; a checkpoint may hold control characters, which are escaped."""
+    """Returns a cell as text, escaping control characters that a checkpoint may have."""
     return text if (text := str(cell)).isprintable() else repr(text)
 
 
 def report(conflicts: Sequence[Conflict], path: Path) -> str:
-    """Returns the message that stops the program, with the table and the ways out."""
+    """Returns the error message with the table and the options to resolve it."""
     return (
         f"what was typed does not agree with the checkpoint {path}\n\n{as_table(conflicts)}\n\n"
         "Remove these arguments, or choose: --on_conflict typed (follow the typed values) or "
@@ -306,7 +312,7 @@ def report(conflicts: Sequence[Conflict], path: Path) -> str:
     )
 
 
-# ---- ranges of values, where Lightning does not check them
+# ---- ranges of values that Lightning does not check
 
 
 LARGEST_SEED = 2**32 - 1  # of numpy
@@ -325,11 +331,11 @@ def _from(least: float) -> Callable[[Any], bool]:
 
 
 def _is_interval(value: Any) -> bool:
-    """Whether it is a duration, or a number above 0; Lightning looks at the upper end."""
+    """Returns whether it is a duration or a positive number; Lightning checks the upper end."""
     return not isinstance(value, int | float) or 0 < value < math.inf
 
 
-def _is_place(value: Any) -> bool:
+def _is_path(value: Any) -> bool:
     return bool(str(value).strip())
 
 
@@ -338,7 +344,7 @@ def _are_devices(value: Any) -> bool:
         return value >= -1 and value != 0
     if isinstance(value, str):
         return re.fullmatch(DEVICES, value.replace(" ", "")) is not None
-    return all(isinstance(number, int) and number >= 0 for number in value)
+    return all(isinstance(index, int) and index >= 0 for index in value)
 
 
 Rule = tuple[Callable[[Any], bool], str]
@@ -366,22 +372,22 @@ RULES: dict[str, Rule] = {
     "trainer.num_sanity_val_steps": (_from(-1), "must be at least 0, or -1 for all batches"),
     "trainer.min_epochs": (_from(0), "must be at least 0, or null"),
     "trainer.min_steps": (_from(0), "must be at least 0, or null"),
-    "trainer.default_root_dir": (_is_place, "is empty; name a folder (is a variable not set?)"),
+    "trainer.default_root_dir": (_is_path, "is empty; name a folder (is a variable not set?)"),
     "data.init_args.seed": (lambda value: value < LARGEST_DATA_SEED, "must be below 2**63"),
-    "checkpoint.dirpath": (_is_place, "is empty; name a folder, or null (is a variable not set?)"),
+    "checkpoint.dirpath": (_is_path, "is empty; name a folder, or null (is a variable not set?)"),
 }
-"""Key -> whether a value (null apart) is one that works, and what it must be."""
+"""Key -> predicate for valid values other than null, and requirement for the message."""
 
 
 def check_values(config: Namespace, sections: Collection[str]) -> None:
-    """Checks the arguments of a verb: sections, ``RULES``, and that no number is a nan.
+    """Checks the arguments of a verb: sections, ``RULES``, and the absence of nan.
 
     Args:
         config: The parsed arguments.
-        sections: Keys that hold arguments, and so are never null or a number.
+        sections: Keys that hold arguments, which must not be null or a number.
 
     Raises:
-        UserError: If a value is wrong; the message names key, value and what it must be.
+        UserError: If a value is wrong; the message has key, value and requirement.
     """
     for key in (*sections, *PARTS_OF_MODEL):
         value = config.get(key, ABSENT)
@@ -393,14 +399,14 @@ def check_values(config: Namespace, sections: Collection[str]) -> None:
     nan = _find_nan(values)
     if nan is not None:
         raise UserError(f"{_short(nan)} (nan) is not a number; write one, or leave it out")
-    for key, (works, words) in RULES.items():
+    for key, (works, requirement) in RULES.items():
         value = config.get(key)
         if value is not None and not works(value):
-            raise UserError(f"{key} ({value}) {words}")
+            raise UserError(f"{key} ({value}) {requirement}")
 
 
 def check_linked(typed: Namespace, data: Any) -> None:
-    """Checks that the data do not overwrite a typed value (``LINKED_KEYS``).
+    """Checks that the data do not override a typed value (``LINKED_KEYS``).
 
     Args:
         typed: The parsed arguments, without the checkpoint's ``LINKED_KEYS``.
@@ -411,11 +417,11 @@ def check_linked(typed: Namespace, data: Any) -> None:
     """
     for key in LINKED_KEYS:
         name, value = key.rpartition(".")[2], typed.get(key)
-        own = getattr(data, name, value)
-        if value not in (None, own):
+        actual = getattr(data, name, value)
+        if value not in (None, actual):
             raise UserError(
-                f"{_short(key)} ({value}) is decided by the data, which have {own}; leave it out "
-                f"and {CURES[name]}"
+                f"{_short(key)} ({value}) is decided by the data, which have {actual}; leave it "
+                f"out and {CURES[name]}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Parses a command line; what is not typed comes from the checkpoint that it names."""
+"""Parses a command line, taking untyped values from the checkpoint that it names."""
 
 import sys
 from argparse import ArgumentError
@@ -67,7 +67,7 @@ PUBLIC_PACKAGES = ("lightning_models", "datamodules", "callbacks")
 TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": DEFAULT_ROOT,
     "log_every_n_steps": 10,
-    # Inference by gradient needs autograd in validate and test too; inference mode would refuse it.
+    # Inference by gradient needs autograd in validate and test too, which inference mode forbids.
     "inference_mode": False,
 }
 
@@ -78,19 +78,19 @@ CALLBACKS: dict[str, type[L.Callback]] = {
     "progress": Progress,  # after throughput, whose latest value it shows
     "samples": Samples,
     "grad_norm": GradientNorm,
-    "nonfinite": NonFinite,  # after grad_norm, which shows what it finds
+    "nonfinite": NonFinite,  # after grad_norm, whose values it reports
     "predictions": Predictions,
-    "termination": Termination,  # after all that writes
+    "termination": Termination,  # after all callbacks that write
 }
 
 HELP = {
-    "ckpt_path": "Its path; or last: the newest whole one below trainer.default_root_dir or "
-    "checkpoint.dirpath, of the newest run; or best: the best one of that run; or auto: last, and "
-    "a new run where there is none yet, so that one command starts and restarts. fit continues "
-    "training from it, the other verbs evaluate it. Arguments of model and data that are not given "
-    "here come from the checkpoint.",
+    "ckpt_path": "Path of a checkpoint; or last: the newest complete one of the newest run below "
+    "trainer.default_root_dir or checkpoint.dirpath; or best: the best one of that run; or auto: "
+    "last, or a new run if there is none yet, so that one command starts and restarts. fit "
+    "continues training from it, the other verbs evaluate it. Untyped arguments of model and data "
+    "come from the checkpoint.",
     "weights_only": "Whether checkpoints are read as plain values and tensors only; false runs any "
-    "code that a file brings along.",
+    "code in the file.",
 }
 
 
@@ -98,17 +98,17 @@ class CheckpointParsing(LightningCLI):
     """Parses ``fit | validate | test | predict``; see ``LatentCLI``, which builds and runs.
 
     Args:
-        args: The command line. By default the process's own.
+        args: The command line. Defaults to the arguments of the process.
         run: Whether there is a verb to run.
     """
 
     shown: ClassVar[dict[str, str]] = {}
-    """Verbs of other names that help describes, by the verb that is parsed."""
+    """Displayed verb in help, by parsed verb."""
 
     def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
         argv = with_own_configs(sys.argv[1:] if args is None else args)
         set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
-        # A parser with all its documentation takes a third of a second: build the one that is used.
+        # A parser with all its documentation takes a third of a second, so only one is built.
         self._verbs = [argv[0]] if argv and argv[0] in SUBCOMMANDS else list(SUBCOMMANDS)
         self._argv, self._runs = list(argv), run
         self._given = look(argv)
@@ -116,7 +116,7 @@ class CheckpointParsing(LightningCLI):
         self._continues = False
         self._saved_run: Checkpoint | None = None
         self._saved: dict[str, Recipe] = {}  # of the checkpoint, by role
-        self._recipes: dict[str, Recipe] = {}  # with typed values laid over them
+        self._recipes: dict[str, Recipe] = {}  # overridden by typed values
         self._conflicts: list[Conflict] = []
         settings = {"parser_mode": "omegaconf", "exit_on_error": False, "allow_abbrev": False}
         super().__init__(
@@ -148,9 +148,9 @@ class CheckpointParsing(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for key, kind in CALLBACKS.items():
-            parser.add_lightning_class_args(kind, key)
-        # defaults of one class would be carried over to another: begin with the one that is named
+        for key, cls in CALLBACKS.items():
+            parser.add_lightning_class_args(cls, key)
+        # start from the named class; defaults of another class would be carried over
         for key, default in (("model", DEFAULT_MODEL), ("data", DEFAULT_DATA)):
             parser.set_defaults({key: {"class_path": self._given.own_class(key) or default}})
         for name in ("vocab_size", "block_size"):
@@ -161,22 +161,23 @@ class CheckpointParsing(LightningCLI):
             "--on_conflict",
             type=Literal["error", "typed", "checkpoint"],
             default="error",
-            help="Where typed model arguments differ from those in ckpt_path: stop with a table, "
-            "follow what was typed (a typed learning rate then has effect), or the checkpoint.",
+            help="If typed model arguments differ from the checkpoint's: stop with a table, "
+            "follow the typed values (including the learning rate), or the checkpoint.",
         )
         parser.add_argument(
             "--name",
             type=str | None,
             default=None,
-            help="The run's name: its folder in trainer.default_root_dir, and its row in reports. "
-            "null: the folder is MODEL/version_N.",
+            help="Name of the run: its folder in trainer.default_root_dir, and its row in reports. "
+            "With null, the folder is MODEL/version_N.",
         )
         parser.add_argument(
             "--loggers",
             type=list[str] | str,
             default=["tensorboard"],
-            help="Where fit logs: tensorboard, csv, wandb or mlflow, several separated by commas; "
-            "ckpt_path=last keeps the run's own. trainer.logger takes any other of Lightning.",
+            help="Loggers of fit: tensorboard, csv, wandb or mlflow, separated by commas; "
+            "ckpt_path=last keeps the run's loggers. trainer.logger takes any other of "
+            "Lightning's.",
         )
         parser.add_argument(
             "--matmul_precision",
@@ -189,7 +190,7 @@ class CheckpointParsing(LightningCLI):
         )
         parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
         parser.add_argument(
-            DEBUG_FLAG, action="store_true", help="Show the traceback of errors in the input, too."
+            DEBUG_FLAG, action="store_true", help="Show the traceback of input errors too."
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -206,16 +207,16 @@ class CheckpointParsing(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        assert isinstance(args, list)  # as __init__ passes it
+        assert isinstance(args, list)  # passed by __init__
         import_packages(self._given.packages)
         trust(self._given.classes)
         if any(word == "-h" or word.partition("=")[0].endswith("help") for word in args):
-            import_public_classes(*PUBLIC_PACKAGES)  # help lists the classes there are
+            import_public_classes(*PUBLIC_PACKAGES)  # help lists the available classes
         try:
             self._parse_names(parser, args)
         except (ArgumentError, ValueError) as error:
             if self._runs:
-                check_verb(args, VERBS, EXAMPLE)  # which says that the verb comes first
+                check_verb(args, VERBS, EXAMPLE)  # reports a missing verb
             self._explain_class()
             if isinstance(error, ArgumentError):
                 message = with_options(condense(str(error)), parser, self._classes())
@@ -238,7 +239,7 @@ class CheckpointParsing(LightningCLI):
                 )
 
     def _classes(self) -> dict[str, type]:
-        """Returns the classes of model and data, where they are this project's."""
+        """Returns the classes of model and data if this project defines them."""
         names = {
             "model": self._given.own_class("model") or DEFAULT_MODEL,
             "data": self._given.own_class("data") or DEFAULT_DATA,
@@ -248,7 +249,7 @@ class CheckpointParsing(LightningCLI):
         return {key: resolve_class(name, object) for key, name in names.items()}
 
     def _parse_names(self, parser: LightningArgumentParser, argv: list[str]) -> None:
-        """Parses; short names of classes are known only after their modules were imported."""
+        """Parses, retrying after the import of all modules that define short class names."""
         try:
             self._parse(parser, argv)
         except ArgumentError:
@@ -256,7 +257,7 @@ class CheckpointParsing(LightningCLI):
             self._parse(parser, argv)
 
     def _parse(self, parser: LightningArgumentParser, argv: list[str]) -> None:
-        """Parses; arguments that are not typed come from the checkpoint, if one is named."""
+        """Parses, taking untyped arguments from the checkpoint if one is named."""
         given = self._given
         if given.subcommand is not None and given.ckpt_path is not None:
             self._continues = given.subcommand == "fit" and given.ckpt_path in ("last", AUTO)
@@ -268,23 +269,23 @@ class CheckpointParsing(LightningCLI):
             )
         if given.subcommand is None or self._saved_run is None:
             self.config = parser.parse_args(argv)
-            if self._continues:  # auto begins a new run
+            if self._continues:  # auto starts a new run
                 self.config.fit.ckpt_path = None
             return
         self._parse_typed(parser, given.subcommand, argv)
 
     def _parse_typed(self, parser: LightningArgumentParser, verb: str, argv: list[str]) -> None:
-        """Parses what is typed, and lays it over the checkpoint's recipes, which no parser sees."""
+        """Parses the typed arguments, and overrides the checkpoint's recipes with them."""
         assert self._saved_run is not None
         standard: dict[Literal["model", "data"], dict[str, Any]]
         standard = {"model": {"class_path": DEFAULT_MODEL}, "data": {"class_path": DEFAULT_DATA}}
-        for role, own in standard.items():
-            recipe = self._saved_run.complete(role) or complete(own, role)
-            for key in LINKED_KEYS:  # which the data decide
+        for role, default in standard.items():
+            recipe = self._saved_run.complete(role) or complete(default, role)
+            for key in LINKED_KEYS:  # determined by the data
                 recipe = without(recipe, key.removeprefix(f"{role}."))
             self._saved[role] = recipe
-        words = [word for word in argv if word.partition("=")[0] != PRINT_FLAG]
-        typed = parse_over(parser, self._saved, words, verb)[verb]
+        arguments = [word for word in argv if word.partition("=")[0] != PRINT_FLAG]
+        typed = parse_over(parser, self._saved, arguments, verb)[verb]
         self._subcommand_parsers[verb].set_defaults(**standard)
         others = {k: v for k, v in vars(typed).items() if k not in (*standard, "config")}
         self.config = parser.parse_object({"subcommand": verb, verb: others})
@@ -292,17 +293,17 @@ class CheckpointParsing(LightningCLI):
             recipe = complete(lay_over(self._saved[role], typed[role].items(), parser), role)
             self._recipes[role] = recipe
             self.config[verb][role] = as_namespace(recipe)
-        if words != argv:
+        if arguments != argv:
             config = self.config[verb]
             print(as_yaml(self._subcommand_parsers[verb], config, self._recipes), end="")
             raise SystemExit(0)
 
     def _parse_ckpt_path(self) -> None:
-        """Compares what was typed with the checkpoint; LightningCLI calls it after parsing."""
+        """Compares typed arguments with the checkpoint; LightningCLI calls it after parsing."""
         verb = self.config.get("subcommand")
         config: Any = self.config[verb] if verb else self.config
         if self._saved_run is None:
-            if config.get("ckpt_path"):  # which the first look did not see
+            if config.get("ckpt_path"):  # missed by the pre-parser
                 raise UserError(
                     "ckpt_path is given in a way that is not understood; use --ckpt_path=PATH"
                 )
@@ -319,7 +320,7 @@ class CheckpointParsing(LightningCLI):
         if self._conflicts and config.on_conflict == "error":
             raise UserError(report(self._conflicts, self._saved_run.path))
         if self._conflicts and config.on_conflict == "checkpoint":
-            # what only one of two classes of data takes cannot be carried over
+            # arguments of only one of the two data classes cannot be carried over
             of_data = [c for c in self._conflicts if c.key in DATA_KEYS and not c.one_sided]
             kept = [(c.key.removeprefix("data."), c.checkpoint) for c in of_data]
             self._recipes["model"] = self._saved["model"]

@@ -1,14 +1,14 @@
-"""``train.py plan``: what a run takes, without training and without its devices.
+"""``train.py plan``: FLOPs, memory and time of a run, without training or its devices.
 
     python train.py plan -c configs/thoughtbubbles/772m.yaml -c configs/trainer/ddp.yaml \
         --trainer.devices 8
     python train.py plan -c configs/ponderlm/410m.yaml --trainer.devices 8 --mfu 0.3 --gpu A100
 
 It takes all options of ``fit``. Memory is the peak of a micro-batch and an optimiser step, traced
-on tensors without values (``FakeTensorMode``) by torch's ``MemTracker``. Integers that follow from
-the batch alone keep their values, as they decide shapes in some methods. Where weights decide a
-shape, the most that a step may keep is counted. The trace takes CPU kernels: how a GPU's allocator
-rounds, and the memory of CUDA itself, are not seen.
+on tensors without values (``FakeTensorMode``) by torch's ``MemTracker``. Integers that depend only
+on the batch keep their values, because they determine shapes in some methods. If weights determine
+a shape, the maximum that a step may keep is counted. The trace uses CPU kernels, so it excludes the
+rounding of a GPU's allocator and the memory of CUDA itself.
 """
 
 import copy
@@ -56,7 +56,7 @@ except ImportError as error:
 
 
 class Planner(LatentCLI):
-    """``fit``'s command line, printing a plan in place of training."""
+    """``fit``'s command line, which prints a plan instead of training."""
 
     shown: ClassVar[dict[str, str]] = {"fit": "plan"}
 
@@ -66,13 +66,13 @@ class Planner(LatentCLI):
     def add_arguments_to_parser(self, parser: Any) -> None:
         super().add_arguments_to_parser(parser)
         parser.add_argument(
-            "--mfu", type=float, default=0.4, help="plan: share of the devices' peak FLOP/s."
+            "--mfu", type=float, default=0.4, help="plan: fraction of the devices' peak FLOP/s."
         )
         parser.add_argument(
             "--gpu",
             type=Literal[tuple(PEAK_BF16)],
             default="H100",
-            help="plan: device whose dense bf16 peak counts, unless throughput.peak_tflops does.",
+            help="plan: device with the dense bf16 peak, unless throughput.peak_tflops is set.",
         )
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -82,7 +82,7 @@ class Planner(LatentCLI):
             if isinstance(asked[key], str) and asked[key] not in names:
                 names_text = ", ".join(sorted(names))
                 raise UserError(f"trainer.{key} ({asked[key]}) must be one of {names_text}")
-        # one process on this CPU, which checks the other options
+        # one process on this CPU checks the other options
         here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
         unused = dict.fromkeys(("precision", "plugins", "profiler", "callbacks"))
         off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
@@ -98,7 +98,7 @@ class Planner(LatentCLI):
         return count_devices(self.asked["devices"]) * int(self.asked["num_nodes"])
 
     def announce(self) -> None:
-        """Says nothing, as no default is trained."""
+        """Prints nothing, because no default is trained."""
 
     def _run_subcommand(self, subcommand: str) -> None:
         mfu, gpu = self._get(self.config, "mfu"), self._get(self.config, "gpu")
@@ -119,17 +119,17 @@ class Planner(LatentCLI):
 
 
 class PlannedRun(NamedTuple):
-    """A run as its options describe it.
+    """A run described by its options.
 
     Attributes:
-        model: Without a network, and with weights of no file.
-        outline: The same with its network on the meta device.
+        model: The model, without a network or weights from files.
+        outline: The model with its network on the meta device.
         data: The data module, prepared or not.
-        trainer: Options of the trainer, as they are in training.
+        trainer: Options of the trainer, as in training.
         batch: The batch of an optimiser step.
         rows: Rows of a micro-batch of one device.
-        slots: Positions of a row; of sentences with their boundaries.
-        share: Processes that share one copy of the parameters; 1 where each has its own.
+        slots: Positions of a row; for sentences, including their boundaries.
+        share: Number of processes that share one copy of the parameters.
     """
 
     model: LanguageModel
@@ -149,7 +149,7 @@ class PlannedRun(NamedTuple):
         trainer: Mapping[str, Any],
         validation: Validation | None = None,
     ) -> "PlannedRun":
-        """Returns the run of a model and data with the options of a trainer and of validations."""
+        """Returns the planned run for a model, data, and options of trainer and validation."""
         devices = count_devices(trainer["devices"]) * trainer["num_nodes"]
         batch = data.step_batch(devices, trainer["accumulate_grad_batches"])
         options = (validation or Validation()).trainer_options(
@@ -165,8 +165,8 @@ class PlannedRun(NamedTuple):
         rows, slots = batch.micro, data.block_size
         if data.rows == "sentences":
             slots = data.max_sentences * SENTENCE_SLOTS
-            words = data.max_sentences * (SENTENCE_SLOTS - MARKERS)
-            rows = min(data.batch_size, max(1, batch.micro // words))
+            lexical = data.max_sentences * (SENTENCE_SLOTS - MARKERS)
+            rows = min(data.batch_size, max(1, batch.micro // lexical))
         share = count_sharing(trainer["strategy"], devices)
         outline = without_files(model)
         with torch.device("meta"):
@@ -193,7 +193,7 @@ class PlannedRun(NamedTuple):
 
 
 def describe(run: PlannedRun, rate: float) -> Iterator[str]:
-    """Yields the lines of a plan; a device computes ``rate`` FLOP/s."""
+    """Yields the lines of a plan for devices with ``rate`` FLOP/s."""
     frozen = "" if run.trained == run.parameters else f", {run.trained:,} of them trained"
     yield f"{type(run.model).__name__}: {run.parameters:,} parameters{frozen}"
     prepared = run.data.rows != "reasoning" or row_tokens(run.data) != run.slots
@@ -213,8 +213,8 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
     """Returns a run's optimiser steps and tokens, None before its text is prepared.
 
     Args:
-        run: The run.
-        tokens: Tokens of a step.
+        run: The planned run.
+        tokens: Tokens per step.
     """
     accumulate, steps = run.batch.accumulate, run.trainer["max_steps"]
     limit, epochs = run.trainer["limit_train_batches"], run.trainer["max_epochs"] or 0
@@ -237,7 +237,7 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
 
 
 def steps_of_epoch(data: Any) -> int | None:
-    """Returns the steps in an epoch, if a batch is stated and the text prepared.
+    """Returns the steps per epoch if the batch size is set and the text prepared, else None.
 
     Rows that do not fill a step are left out.
     """
@@ -260,7 +260,7 @@ def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator
     training, validation = count_flops(run, total, scored or 0.0)
     text = f"FLOPs: {quantity(training)} of training ({quantity(training / total)} a token)"
     if scored is None:
-        text += ", those of validation are known once its text is prepared"
+        text += ", validation's FLOPs are known once its text is prepared"
     else:
         text += f", {validation / (training + validation):.1%} of all FLOPs are validation's"
     yield text
@@ -273,7 +273,7 @@ def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator
 
 def count_flops(run: PlannedRun, trained: float, scored: float = 0.0) -> tuple[float, float]:
     """Returns the FLOPs of training on ``trained`` tokens and of scoring ``scored`` tokens."""
-    # the network reads the markers of sentences, too
+    # the network also reads the markers of sentences
     marked = SENTENCE_SLOTS / (SENTENCE_SLOTS - MARKERS) if run.data.rows == "sentences" else 1.0
     training = marked * run.outline.flops_per_token(run.slots, training=True) * trained
     return training, scored * run.outline.flops_per_token(run.slots)
@@ -283,7 +283,7 @@ def count_flops(run: PlannedRun, trained: float, scored: float = 0.0) -> tuple[f
 
 
 def predict_memory(run: PlannedRun) -> dict[str, float]:
-    """Returns the bytes of a device at the peak by use."""
+    """Returns the peak bytes of a device by category."""
     precision = str(run.trainer["precision"] or "32-true")
     strategy, by_block = run.trainer["strategy"], run.model.shards_blocks
     gathers = run.share > 1 and by_block and precision == "bf16-mixed" and strategy.gathers_in_bf16
@@ -309,11 +309,11 @@ def predict_memory(run: PlannedRun) -> dict[str, float]:
 def share_parameters(
     run: PlannedRun, parts: Mapping[str, float], gathered: torch.dtype
 ) -> dict[str, float]:
-    """Returns the memory of a device that keeps its share of parameters, gradients and moments.
+    """Returns the memory of a device with its share of parameters, gradients and moments.
 
-    Whole at a time are the parameters outside of blocks and two blocks, with their gradients, where
-    FSDP2 gathers block by block; else all parameters, and at the end of the backward pass their
-    gradients and a buffer of the same size to reduce them in.
+    If FSDP2 gathers block by block, the parameters outside of blocks and two blocks are whole at a
+    time, with their gradients; otherwise all parameters are, and at the end of the backward pass
+    also their gradients and a buffer of the same size for the reduction.
     """
     count, trained = run.parameters, 4.0 * run.trained
     shares = {
@@ -343,7 +343,7 @@ PARTS = {
     "Temp": "activations",
     "Other": "batch",
 }
-"""The tracker's categories -> what a plan calls them."""
+"""Category of the tracker -> category of a plan."""
 
 
 def trace_step(
@@ -355,20 +355,20 @@ def trace_step(
     dtype: torch.dtype = torch.float32,
     keeps_gradients: bool = False,
 ) -> dict[str, float]:
-    """Returns the peak bytes of a micro-batch and an optimiser step by use.
+    """Returns the peak bytes of a micro-batch and an optimiser step by category.
 
     Args:
         model: A model without a network, see ``without_files``.
         batch: Tensors on the CPU.
-        on_gpu: Whether the output layer takes chunks of a GPU's size.
+        on_gpu: Whether the output layer uses the chunk size of GPUs.
         autocast: Whether the loss runs under 16-bit autocast.
         dtype: Type of the parameters.
         keeps_gradients: Whether gradients of earlier micro-batches exist before the step.
     """
     chunks = {"cpu": CHUNK_ROWS["cuda"]} if on_gpu else {}
-    # Truncated normals are drawn until their values fit, and here there are no values.
+    # Truncated normals are redrawn until their values fit, but fake tensors have no values.
     normals = mock.patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor)
-    # Copying a module asks each tensor for its address, which a fake one does not have.
+    # Copying a module reads the address of each tensor, which a fake tensor lacks.
     quiet, fake = (
         warnings.catch_warnings(action="ignore"),
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -384,7 +384,7 @@ def trace_step(
         for parameter in network.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()  # makes the moments
+        optimizer.step()  # creates the moments
         if not keeps_gradients:
             optimizer.zero_grad()
         tracker = _tracker(network, optimizer, batch)
@@ -402,7 +402,7 @@ def trace_step(
 
 
 def _few_inner_steps(model: LanguageModel) -> LanguageModel:
-    """Returns a copy with few inner steps, where each frees its graph and takes equal memory."""
+    """Returns a copy with few inner steps if each step frees its graph, so memory is equal."""
     model, config = copy.deepcopy(model), model.config
     if getattr(config, "slow_gradient", "") == "final":
         few: Any = {"inner_steps": min(config.inner_steps, FEW_INNER_STEPS)}
@@ -417,10 +417,10 @@ def training_loss(model: LanguageModel, batch: dict[str, Any]) -> Tensor:
 
 
 def _tracker(network: Any, optimizer: Any, batch: Mapping[str, Any]) -> Any:
-    """Returns a tracker that watches no modules.
+    """Returns a tracker without module hooks.
 
-    Hooks of modules take most of the time, and fail where weights are frozen and gradients go to
-    latent vectors. Its own hooks of gradients would keep some alive that autograd could hand over.
+    Module hooks take most of the time, and fail if weights are frozen and gradients flow to latent
+    vectors. The tracker's gradient hooks would keep gradients alive that autograd could hand over.
     """
     tracker: Any = MemTracker()
     names = ("__enter__", "__exit__", "register_user_hooks", "clear_user_hooks")
@@ -428,7 +428,7 @@ def _tracker(network: Any, optimizer: Any, batch: Mapping[str, Any]) -> Any:
     tracker._mod_tracker = SimpleNamespace(parents=frozenset(), is_bw=False, **nothing)
 
     def count_gradient(parameter: Tensor) -> None:
-        """Counts a gradient as such once it is whole."""
+        """Registers a gradient once it is accumulated."""
         tracker._update_and_maybe_create_winfos(parameter.grad, _MemRefType.GRAD)
 
     tensors = [value for value in batch.values() if isinstance(value, Tensor)]
@@ -440,7 +440,7 @@ def _tracker(network: Any, optimizer: Any, batch: Mapping[str, Any]) -> Any:
 
 
 def _own_storage(network: nn.Module, dtype: torch.dtype) -> None:
-    """Gives the network parameters that are no views, as views of fake copies hide storage."""
+    """Replaces parameters by tensors with separate storage, which views of fake copies hide."""
     new: dict[Tensor, nn.Parameter] = {}
     for module in network.modules():
         for name, old in module._parameters.items():
@@ -453,13 +453,13 @@ def _own_storage(network: nn.Module, dtype: torch.dtype) -> None:
 # ---- tensors without values
 
 FILLS = {"zeros": 0, "empty": 0, "ones": 1}
-"""Values that operators such as ``zeros_like`` and ``new_ones`` fill a shape with."""
+"""Fill values of operators such as ``zeros_like`` and ``new_ones``."""
 
 
 class _BatchValues(TorchDispatchMode):
-    """Computes integers and booleans for real, and all else without values.
+    """Computes real integers and booleans, and everything else without values.
 
-    Those that depend on weights are chosen so that a step keeps the most.
+    Integers and booleans that depend on weights are chosen so that a step keeps the most memory.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -483,9 +483,9 @@ class _BatchValues(TorchDispatchMode):
 
 
 def _choose(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> Tensor:
-    """Returns a result that weights decide, with values where it is a choice.
+    """Chooses the values of an integer or boolean result that depends on weights.
 
-    Every comparison holds, and of candidates that are ranked the first ones are the best.
+    Every comparison is true, and rankings keep the order of the candidates.
     """
     if result.dtype.is_floating_point or result.dtype.is_complex:
         return result

@@ -1,4 +1,4 @@
-"""Processes of a run: their ranks and their number, and that all of them end."""
+"""Processes of a run: their ranks, their number, and their common end."""
 
 import os
 import socket
@@ -16,20 +16,20 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zer
 from training.errors import LOST_LINE, LOST_PROCESS, UserError, is_agreed, of_launcher
 
 LAUNCHER = "LATENT_THINKING_LAUNCHER"
-"""Environment variable of launched ranks: the process id of rank 0, which has started them."""
+"""Environment variable of launched ranks: the process id of rank 0, which started them."""
 PATIENCE = 10.0
-"""Seconds that a rank has to end by itself once the process that launched it has ended."""
+"""Seconds for a rank to end by itself after its launcher has ended."""
 
 
 class LostRankError(UserError):
-    """A rank that this process has launched has failed after training."""
+    """Raised if a rank that this process launched fails after training."""
 
 
 def is_later_rank(devices: str) -> bool:
-    """Whether this process certainly is a rank above 0 of a run; before there is a trainer.
+    """Returns whether this process is known to be a rank above 0, before there is a trainer.
 
     Args:
-        devices: ``--trainer.devices``. Tasks of SLURM with one device each are runs of their own.
+        devices: ``--trainer.devices``. SLURM tasks with one device each are separate runs.
     """
     if torch.distributed.is_torchelastic_launched():
         return os.environ.get("RANK", "0") != "0"
@@ -43,7 +43,7 @@ def slurm_tasks() -> int:
     """Returns the number of tasks of the SLURM job step, 1 outside of one.
 
     Raises:
-        UserError: If SLURM_NTASKS is no number.
+        UserError: If SLURM_NTASKS is not a number.
     """
     tasks = os.environ.get("SLURM_NTASKS") or "1"
     if not tasks.isdecimal():
@@ -52,22 +52,22 @@ def slurm_tasks() -> int:
 
 
 def settle_processes(trainer: L.Trainer, devices: object) -> None:
-    """Takes this process's rank from the trainer, and checks its processes against the launcher's.
+    """Takes this process's rank from the trainer, and checks the number of processes.
 
-    Lightning's own choice of the process that logs and writes, ``rank_zero_only``, begins with
-    RANK or SLURM_PROCID, which pods and job steps have set for programs that are one process each.
+    Lightning's default for ``rank_zero_only`` is RANK or SLURM_PROCID, which pods and job steps
+    also set for single-process programs.
 
     Args:
-        trainer: What the processes will run.
-        devices: ``--trainer.devices`` as it was given, such as ``auto``.
+        trainer: Trainer that the processes will run.
+        devices: The given ``--trainer.devices``, such as ``auto``.
 
     Raises:
-        UserError: If another number of processes was started than the trainer asks for, or
-            MASTER_PORT cannot be used.
+        UserError: If the number of started processes differs from the trainer's, or MASTER_PORT
+            cannot be used.
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     environment: ClusterEnvironment | None = getattr(trainer.strategy, "cluster_environment", None)
-    _check_number(trainer, environment, chosen=str(devices) == "1")
+    _check_num_processes(trainer, environment, chosen=str(devices) == "1")
     if environment is None or trainer.world_size == 1:
         return
     launches = isinstance(environment, LightningEnvironment)
@@ -75,10 +75,10 @@ def settle_processes(trainer: L.Trainer, devices: object) -> None:
     _check_port(binds=launches and environment.node_rank() == 0)
     end_with_launcher()
     if launches:
-        os.environ[LAUNCHER] = str(os.getpid())  # of the ranks that it launches
+        os.environ[LAUNCHER] = str(os.getpid())  # for the ranks that it launches
 
 
-def _check_number(
+def _check_num_processes(
     trainer: L.Trainer, environment: ClusterEnvironment | None, *, chosen: bool
 ) -> None:
     devices, nodes = trainer.num_devices, trainer.num_nodes
@@ -103,7 +103,7 @@ def _check_number(
         rank, started = environment.global_rank(), environment.world_size()
     if started == devices * nodes:
         return
-    if rank:  # all processes see the same, and the first says it
+    if rank:  # all processes detect it, and the first reports it
         sys.exit(2)
     raise UserError(
         f"{launcher} has started {started} processes, but {options} is a run of {devices * nodes}; "
@@ -112,10 +112,10 @@ def _check_number(
 
 
 def _check_port(binds: bool) -> None:
-    """Checks MASTER_PORT before any process waits for another; without one, a free port is taken.
+    """Checks MASTER_PORT before any process waits for another; if unset, a free port is used.
 
     Args:
-        binds: Whether this process is the one that will listen there.
+        binds: Whether this process will listen on the port.
     """
     port = os.environ.get("MASTER_PORT")
     if port is None:
@@ -132,10 +132,11 @@ def _check_port(binds: bool) -> None:
 
 
 def code_without_report(error: Exception) -> int | None:
-    """Returns the exit code of a process that leaves the report of an error to the first one.
+    """Returns the exit code of a process that leaves the error report to the first process.
 
-    None is returned for the first process, and for an error that others need not have. After an
-    error of all ranks it is 0: a launcher that sees one fail would kill rank 0 while it speaks.
+    It is None for the first process and for errors that may affect only one process. After an error
+    of all ranks it is 0, because a launcher that sees a failure would kill rank 0 before it has
+    reported.
     """
     if is_agreed(error) and int(getattr(rank_zero_only, "rank", 0) or 0):
         return 0
@@ -145,23 +146,23 @@ def code_without_report(error: Exception) -> int | None:
 
 
 def await_launched(trainer: L.Trainer, patience: float = 60) -> None:
-    """Waits until the ranks that this process has launched end as it does, without an error.
+    """Waits until the ranks that this process launched end without an error.
 
-    Nobody else sees their exit codes: a run of which one rank fails at its very end would count as
-    done.
+    Nothing else reads their exit codes, so a run with a rank that fails at its very end would count
+    as successful.
 
     Args:
-        trainer: What has launched them.
-        patience: Seconds for each of them to end. Longer ones are left with a warning.
+        trainer: Trainer that launched them.
+        patience: Seconds for each rank to end; after that, a warning is logged.
 
     Raises:
-        LostRankError: If one ends with an error.
+        LostRankError: If a rank ends with an error.
     """
     launched: list[Any] = getattr(trainer.strategy.launcher, "procs", [])
-    # processes of multiprocessing (ddp_spawn) are joined, and raise, within Lightning
+    # Lightning joins the processes of multiprocessing (ddp_spawn), and raises their errors
     processes = [process for process in launched if isinstance(process, subprocess.Popen)]
     if processes:
-        launched.clear()  # Lightning's observer reads the list, and kills this process at an error
+        launched.clear()  # Lightning's observer reads the list, and kills this process on an error
     for rank, process in enumerate(processes, start=1):
         try:
             code = process.wait(patience)
@@ -176,15 +177,15 @@ def await_launched(trainer: L.Trainer, patience: float = 60) -> None:
 
 
 def end_with_launcher(patience: float = PATIENCE) -> None:
-    """Has a rank that rank 0 has launched end after that, also where it waits for others.
+    """Makes a launched rank end after rank 0, even while it waits for others.
 
-    A rank that waits for a connection, or in a collective of NCCL, does not see that rank 0 ended.
+    A rank that waits for a connection or in an NCCL collective does not notice the end of rank 0.
 
     Args:
         patience: Seconds to end by itself.
     """
-    launcher = os.environ.pop(LAUNCHER, None)  # not for programs that this process starts
-    if launcher is not None and int(launcher) != os.getpid():  # one that launches a second run
+    launcher = os.environ.pop(LAUNCHER, None)  # not inherited by programs that this process starts
+    if launcher is not None and int(launcher) != os.getpid():  # equal in the launcher itself
         watch: Any = threading.Thread(
             target=_await_end, args=(int(launcher), patience), name="launcher", daemon=True
         )

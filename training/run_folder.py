@@ -1,4 +1,4 @@
-"""The folder of a run, which one process at a time writes to."""
+"""Locking of a run's folder, so that only one process writes to it."""
 
 import contextlib
 import dataclasses
@@ -16,34 +16,34 @@ from training.loggers import MLFlowRun, RunPlace, WandbRun
 
 LOCK = ".lock"
 PATIENCE = 60.0
-"""Seconds for the process that trains a run to end, such as the one that SLURM has requeued."""
+"""Seconds to wait for the previous process of a run, such as one that SLURM requeued."""
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class WaitedError(Exception):
-    """The folder of a run was in use, and is free now; its checkpoint may be newer than before."""
+    """Raised after waiting for a run's folder; its checkpoint may be newer than before."""
 
 
-def hold(place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
-    """Holds the folder of a run, see :func:`hold_folder`; returns the place with its name.
+def hold(run_place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
+    """Locks the folder of a run, see :func:`hold_folder`; returns the place with its version.
 
     Args:
-        place: Where the run is logged. Without a version the run gets a new folder.
-        at_end: Frees the folder, and removes it if nothing was written to it.
+        run_place: Log location of the run. Without a version the run gets a new folder.
+        at_end: Stack that unlocks the folder, and removes it if it is empty.
     """
-    _make(place.group, at_end)
-    if place.version is None:
-        place = dataclasses.replace(place, version=_new_version(place.group))
-    folder = place.group / str(place.version)
+    _make(run_place.group, at_end)
+    if run_place.version is None:
+        run_place = dataclasses.replace(run_place, version=_new_version(run_place.group))
+    folder = run_place.group / str(run_place.version)
     at_end.callback(_remove_if_empty, folder)
-    hold_folder(folder, at_end, key=f"name ({folder.name})", waits=place.purge_step is not None)
-    return place
+    hold_folder(folder, at_end, key=f"name ({folder.name})", waits=run_place.purge_step is not None)
+    return run_place
 
 
 def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits: bool) -> None:
-    """Holds the folders that checkpoints of a training go to, see :func:`hold_folder`.
+    """Locks the checkpoint folders of a training, see :func:`hold_folder`.
 
-    Services such as W&B give each run a folder with a new name; these are unknown yet.
+    Services such as W&B give each run a folder with a new name, which is still unknown.
     """
     local = (TensorBoardLogger, CSVLogger, WandbRun, MLFlowRun)
     named = not trainer.loggers or isinstance(trainer.loggers[0], local)
@@ -61,17 +61,17 @@ def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits:
 
 
 def hold_folder(folder: Path, at_end: contextlib.ExitStack, *, key: str, waits: bool) -> None:
-    """Holds a folder against other processes; the system frees it when this one dies.
+    """Locks a folder against other processes; the system releases the lock if this one dies.
 
     Args:
-        folder: Made if there is none.
-        at_end: Frees the folder, and removes it if it was made here and stayed empty.
-        key: The option that names it, for messages.
-        waits: Whether a run goes on, which another process may be about to end.
+        folder: Folder to lock; it is created if missing.
+        at_end: Stack that unlocks the folder, and removes it if it was created here and is empty.
+        key: Option that names the folder, for messages.
+        waits: Whether a run resumes, whose previous process may be about to end.
 
     Raises:
-        WaitedError: A run that goes on was in use until now.
-        UserError: It still is after `PATIENCE`, or the folder of a new run is in use.
+        WaitedError: If the folder of a resumed run was in use until now.
+        UserError: If it still is after `PATIENCE`, or the folder of a new run is in use.
     """
     _make(folder, at_end)
     lock = FileLock(folder / LOCK, fallback_to_soft=False)
@@ -115,7 +115,7 @@ def _acquire(lock: FileLock, folder: Path, key: str, *, waits: bool) -> None:
 
 
 def _new_version(group: Path) -> str:
-    """Makes the next folder ``version_N``, which no other process then has."""
+    """Creates the next folder ``version_N`` atomically."""
     taken = [int(path.name[8:]) for path in group.glob("version_*") if path.name[8:].isdecimal()]
     idx = max(taken, default=-1) + 1
     while True:
@@ -127,9 +127,9 @@ def _new_version(group: Path) -> str:
 
 
 def _free(lock: FileLock, folder: Path) -> None:
-    """Frees a folder; removes the lock file if nothing else was written to the folder."""
+    """Unlocks a folder, and removes the lock file if there is no other file."""
     with contextlib.suppress(OSError):
-        # while the lock is held: whoever opened the file before notices that it is gone
+        # while the lock is held, so that other openers notice the removal
         if [path.name for path in folder.iterdir()] == [LOCK]:
             (folder / LOCK).unlink()
     lock.release()

@@ -1,4 +1,4 @@
-"""Ctrl-C in a process with workers, and messages of other libraries that are left out."""
+"""Handling of Ctrl-C in a process with workers, and filters for messages of other libraries."""
 
 import logging
 import os
@@ -14,10 +14,10 @@ INTERRUPTED = 128 + signal.SIGINT
 
 @contextmanager
 def interrupts_here_only() -> Iterator[None]:
-    """Lets SIGINT raise KeyboardInterrupt in this process alone, not in those it forks.
+    """Lets SIGINT raise KeyboardInterrupt only in this process, not in its forks.
 
-    Ctrl-C reaches every process of a terminal, and training needs the processes that build batches
-    for the step in work; they end with their parent. Other handlers of SIGINT are kept.
+    Ctrl-C reaches every process of a terminal, but training needs its data-loading processes for
+    the current step; they end with their parent. Other handlers of SIGINT are kept.
     """
     mine = os.getpid()
 
@@ -37,33 +37,33 @@ def interrupts_here_only() -> Iterator[None]:
 
 
 def was_interrupt(end: BaseException) -> bool:
-    """Whether an exception is a KeyboardInterrupt, or the exit that Lightning makes of one."""
+    """Returns whether an exception is a KeyboardInterrupt, or Lightning's exit after one."""
     if isinstance(end, SystemExit) and end.__context__ is not None:
         end = end.__context__
     return isinstance(end, KeyboardInterrupt)
 
 
 UNHELPFUL_WARNINGS = (
-    # Lightning's own use of a torch function that torch has renamed.
+    # Lightning uses a torch function that torch has renamed.
     r".*isinstance\(treespec, LeafSpec\).*",
-    # Evaluation needs none of the callbacks that training had.
+    # Evaluation needs none of the training callbacks.
     r".*callbacks used to create the checkpoint need to be provided.*",
-    # A resumed run goes on in its own folder, on purpose.
+    # A resumed run deliberately continues in its folder.
     r".*Checkpoint directory .* exists and is not empty.*",
-    # The metrics are sums over ranks already.
+    # The metrics are already summed over ranks.
     r".*It is recommended to use `self.log\(.*sync_dist=True\)`.*",
-    # A model may move batches in its own way; our data modules have none.
+    # Models may move batches in a custom way; our data modules do not.
     r".*You have overridden `transfer_batch_to_device` in `LightningModule`.*",
-    # Training without a validation split, of which the data modules say what to do about it.
+    # Training without a validation split, which the data modules report.
     r"Total length of `list` across ranks is zero.*",
-    # Batches are built by slicing a memory map; workers are a choice (data.num_workers).
+    # Batches are slices of a memory map; workers are optional (data.num_workers).
     r".*does not have many workers.*",
 )
 ADVERTISEMENT = " Tip: For seamless"
 
 
 def silence() -> None:
-    """Filters messages of other libraries that help nobody who runs ``train.py``."""
+    """Filters messages of other libraries that do not help users of ``train.py``."""
     for pattern in UNHELPFUL_WARNINGS:
         warnings.filterwarnings("ignore", message=pattern)
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")

@@ -1,4 +1,4 @@
-"""Sizes that no machine holds: refused before anything is allocated or started."""
+"""Checks of sizes against the machine, before anything is allocated or started."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from training.strategies import FullySharded
 
 PROCESSES_PER_CORE = 8
 COPIES = 4
-"""Weights, gradients and two moments: what training with AdamW holds of each parameter."""
+"""Copies of each parameter in training with AdamW: weights, gradients and two moments."""
 
 
 def check_sizes(trainer: L.Trainer, model: Any, data: Any, *, trains: bool) -> None:
     """Checks processes, one batch and the weights against cores and memory.
 
-    Weights that fit while gradients and moments do not are warned about.
+    Warns if the weights fit but gradients and moments do not.
 
     Raises:
-        ValueError: if one is too large; the message names the option.
+        ValueError: If one is too large; the message names the option.
     """
     strategy, processes = trainer.strategy, trainer.num_devices
     device = strategy.root_device
@@ -30,7 +30,7 @@ def check_sizes(trainer: L.Trainer, model: Any, data: Any, *, trains: bool) -> N
     if device.type == "cpu" and processes > most:
         raise UserError(
             f"trainer.devices ({processes}) must be at most {most} on this CPU, "
-            f"{PROCESSES_PER_CORE} processes a core; lower it"
+            f"{PROCESSES_PER_CORE} processes per core; lower it"
         )
     check_batch(data)
     share = 1

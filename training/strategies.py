@@ -1,4 +1,4 @@
-"""FSDP2 over every process of a run, and the number of processes that a strategy needs."""
+"""FSDP2 over all processes of a run, and the number of processes of a strategy."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +16,10 @@ from training.errors import UserError
 
 
 class FullySharded(ModelParallelStrategy):
-    """FSDP2 over every process of the run, or HSDP; a checkpoint is one file, as on one device.
+    """FSDP2 over all processes of the run, or HSDP, with checkpoints as on one device.
 
-    Lightning's own takes the number of processes as an argument, which a config file that fits any
-    machine cannot know. The model shards itself in ``configure_model``.
+    Lightning's strategy takes the number of processes as an argument, which a machine-independent
+    config cannot know. The model shards itself in ``configure_model``.
 
     Args:
         shard_size: Number of processes that share one copy of the parameters, such as the 8 devices
@@ -60,15 +60,15 @@ class FullySharded(ModelParallelStrategy):
 
     @property
     def gathered_dtype(self) -> torch.dtype | None:
-        """Dtype in which parameters are gathered, None for their own dtype."""
+        """Dtype of gathered parameters, or None to keep their dtype."""
         mixed = self.precision_plugin.precision == "bf16-mixed"
         return torch.bfloat16 if mixed and self.gathers_in_bf16 else None
 
     def setup_environment(self) -> None:
-        """Takes all processes of all nodes into the mesh: of one axis, or of replicas and shards.
+        """Builds the mesh over all processes, with one axis or with axes for replicas and shards.
 
         Raises:
-            ValueError: If ``shard_size`` does not divide their number.
+            ValueError: If ``shard_size`` does not divide the number of processes.
         """
         world = self._data_parallel_size = self.num_processes * self.num_nodes
         size = self.shard_size or world
@@ -104,12 +104,12 @@ class FullySharded(ModelParallelStrategy):
         rest, left = shards.take_out(checkpoint, lambda value: isinstance(value, DTensor))
         for key, tensor in left.items():
             whole = tensor.full_tensor()
-            if self.is_global_zero:  # which writes
+            if self.is_global_zero:  # the writing rank
                 shards.put_back(rest, {key: whole.cpu()}, path)
         super().save_checkpoint(rest, path, storage_options)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Removes a checkpoint, once the one that is being written is whole."""
+        """Removes a checkpoint after any pending write has finished."""
         if self._writer is not None:
             self._writer.wait()
         super().remove_checkpoint(filepath)
@@ -125,7 +125,7 @@ class FullySharded(ModelParallelStrategy):
         return load_sharded(path, self.lightning_module, self.optimizers)
 
     def teardown(self) -> None:
-        """Waits for a checkpoint that is being written."""
+        """Waits for a pending write of a checkpoint."""
         try:
             if self._writer is not None:
                 self._writer.wait()
@@ -135,7 +135,7 @@ class FullySharded(ModelParallelStrategy):
 
 
 def count_devices(devices: Any) -> int:
-    """Returns the number of devices of a node that ``trainer.devices`` asks for."""
+    """Returns the number of devices per node in ``trainer.devices``."""
     if isinstance(devices, list):
         return len(devices)
     text = str(devices)
@@ -148,7 +148,7 @@ def count_sharing(strategy: Any, devices: int) -> int:
     """Returns the number of processes that share one copy of the parameters.
 
     Raises:
-        UserError: If ``fit`` refuses the strategy, or processes cannot be divided in this way.
+        UserError: If ``fit`` rejects the strategy, or the processes cannot be divided evenly.
     """
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if name in OTHER_SHARDING or name.startswith(("fsdp", "deepspeed")):

@@ -1,4 +1,4 @@
-"""Models that read no files, and batches of random tokens, for plans and benchmarks."""
+"""Models without files, and batches of random tokens, for plans and benchmarks."""
 
 import copy
 import dataclasses
@@ -11,16 +11,16 @@ from lightning_models import LanguageModel
 from lightning_models.thinking_states.architectures import KNOWN
 
 SENTENCE_SLOTS, MARKERS = 27, 2
-"""Positions of the usual sentence (Thought Gestalt, section 2.2); BOS and EOS are two of them."""
+"""Positions of a typical sentence (Thought Gestalt, section 2.2), including BOS and EOS."""
 ANSWER, STEPS = 16, 8
-"""Tokens of an answer, and steps of reasoning, of a question."""
+"""Number of tokens of an answer, and of reasoning steps, per question."""
 WORDING = {"answer_prefix": (1, 2, 3, 4), "step_separator": (5,)}
 FIRST_TOKEN = 7
-"""Lowest id of random text; those below are special tokens of questions."""
+"""Lowest id of random text; lower ids are special tokens of questions."""
 
 
 def without_files(model: LanguageModel) -> LanguageModel:
-    """Returns a copy of a model without a network, which reads no file when it builds one."""
+    """Returns a copy of a model without a network that reads no file when it builds one."""
     outline = copy.deepcopy(model)
     changes: dict[str, Any] = {}
     outline.network, outline.compile_network = None, False
@@ -29,19 +29,19 @@ def without_files(model: LanguageModel) -> LanguageModel:
         changes = {"architecture": dict(KNOWN[config.backbone]), "backbone": None}
     if hasattr(config, "answer_prefix"):
         changes |= {key: value for key, value in WORDING.items() if hasattr(config, key)}
-    if hasattr(config, "jacobi_iterations"):  # the most that a step may draw
+    if hasattr(config, "jacobi_iterations"):  # the maximum that a step may draw
         changes["jacobi_iterations"] = (config.jacobi_iterations[1],) * 2
     outline.config = dataclasses.replace(config, **changes)
     return outline
 
 
 def make_batch(model: LanguageModel, rows: int, slots: int) -> dict[str, Any]:
-    """Returns a batch as the model reads it.
+    """Returns a batch of the type that the model reads.
 
     Args:
-        model: The model.
+        model: The model that reads the batch.
         rows: Windows, streams of sentences, or questions.
-        slots: Positions of a row; of sentences a multiple of SENTENCE_SLOTS.
+        slots: Positions of a row; for sentences, a multiple of SENTENCE_SLOTS.
     """
     config: Any = model.config
     if model.reads == "sentences":
@@ -56,12 +56,12 @@ def make_batch(model: LanguageModel, rows: int, slots: int) -> dict[str, Any]:
 
 
 def random_tokens(shape: tuple[int, ...], vocab: int, first: int = 0) -> Tensor:
-    """Returns token ids from ``first`` on, int64, the same each time."""
+    """Returns fixed random token ids from ``first`` on, int64."""
     return torch.randint(first, vocab, shape, generator=torch.Generator().manual_seed(0))
 
 
 def sentence_batch(rows: int, sentences: int, vocab: int) -> dict[str, Any]:
-    """Returns streams (B, S, U) of sentences of the usual length, between BOS and EOS."""
+    """Returns streams (B, S, U) of sentences of typical length, with BOS and EOS."""
     tokens = random_tokens((rows, sentences, SENTENCE_SLOTS), vocab - 3)
     tokens[..., 0], tokens[..., -1] = vocab - 3, vocab - 2
     targets = torch.cat((tokens[..., 1:], torch.full_like(tokens[..., :1], -100)), dim=-1)
@@ -73,15 +73,15 @@ def sentence_batch(rows: int, sentences: int, vocab: int) -> dict[str, Any]:
 def question_batch(
     rows: int, query: int, steps: int, step_tokens: int, vocab: int, answer: int = ANSWER
 ) -> dict[str, Any]:
-    """Returns questions with a step of reasoning at the end of each of their equal chunks.
+    """Returns questions with a reasoning step at the end of each of ``steps`` equal chunks.
 
     Args:
-        rows: Questions.
-        query: Tokens of each.
-        steps: Steps of reasoning; a divisor of ``query``.
-        step_tokens: Tokens of each step, with its end.
+        rows: Number of questions.
+        query: Tokens of each query.
+        steps: Number of reasoning steps; a divisor of ``query``.
+        step_tokens: Tokens of each step, including its end.
         vocab: Size of the vocabulary.
-        answer: Tokens of the answer, without its end.
+        answer: Tokens of the answer, excluding its end.
     """
     answers = random_tokens((rows, answer), vocab, FIRST_TOKEN)
     ends = torch.arange(1, steps + 1) * (query // steps) - 1

@@ -7,7 +7,7 @@ For example::
         --url https://api.openai.com/v1 --model NAME
 
 Both write files that `ReasoningGSM8K(aligned_file=...)` reads (see `gsm8k`).
-``rule`` also counts how it decided.
+``rule`` also counts its decisions.
 """
 
 import argparse
@@ -23,8 +23,14 @@ from tqdm import tqdm
 
 from datamodules.files import expand
 from datamodules.reasoning.examples import Example
-from datamodules.reasoning.gsm8k import CURE, Solved, check_format, read_solved, solved
-from datamodules.reasoning.placement import Placing, counts_of
+from datamodules.reasoning.gsm8k import (
+    CURE,
+    SolvedProblem,
+    check_format,
+    read_solved,
+    solved_problem,
+)
+from datamodules.reasoning.placement import PlacementRule, counts_of
 from datamodules.reasoning.teacher import ChatEndpoint, EndpointConfig, place_steps
 from datamodules.word_problems import REPOSITORY, GSM8KName, fetch_problems
 from lightning_models.atomic_files import write_whole
@@ -36,13 +42,13 @@ def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code: 2 for bad input, reported in one line.
 
     Args:
-        args: The command line; None: that of the process.
+        args: The command line. Defaults to the arguments of the process.
     """
     try:
         settings = build_parser().parse_args(sys.argv[1:] if args is None else list(args))
         _COMMANDS[settings.command](settings[settings.command])
     except KeyboardInterrupt:
-        print("interrupted; run the same command to go on", file=sys.stderr)
+        print("interrupted; run the same command to continue", file=sys.stderr)
         return 130
     except (ValueError, OSError, argparse.ArgumentError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -57,12 +63,14 @@ def build_parser() -> ArgumentParser:
         prog=_PROGRAM, description="Places the steps of problems.", allow_abbrev=False
     )
     commands = parser.add_subcommands(dest="command", required=True)
-    rule = _command("Place steps by rule, and count how it decided.", output_needed=False)
-    rule.add_class_arguments(Placing)
+    rule = _command("Place steps by rule, and count its decisions.", output_needed=False)
+    rule.add_class_arguments(PlacementRule)
     commands.add_subcommand("rule", rule, help="by rule")
     teacher = _command("Let a language model place the steps.", output_needed=True)
     teacher.add_class_arguments(EndpointConfig)
-    teacher.add_argument("--concurrency", type=int, default=4, help="Requests at once.")
+    teacher.add_argument(
+        "--concurrency", type=int, default=4, help="Number of concurrent requests."
+    )
     commands.add_subcommand("teacher", teacher, help="by a language model")
     parser.exit_on_error = rule.exit_on_error = teacher.exit_on_error = False
     return parser
@@ -74,7 +82,7 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
         "--files",
         type=str | list[str] | None,
         default=None,
-        help="Problems: jsonl as GSM8K has it or txt as GSM8K-Aug has it, paths or globs (null: "
+        help="Problems: jsonl in GSM8K's format or txt in GSM8K-Aug's, paths or globs (null reads "
         "the training problems of the data set on the hub).",
     )
     parser.add_argument(
@@ -84,7 +92,7 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
         "--output",
         type=str if output_needed else str | None,
         required=output_needed,
-        help="jsonl file to write; one that is there is gone on with by `teacher`.",
+        help="jsonl file to write; `teacher` continues an existing one.",
     )
     parser.add_argument("--limit", type=int | None, default=None, help="Only the first N problems.")
     return parser
@@ -92,7 +100,7 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
 
 def _by_rule(settings: Namespace) -> None:
     output = None if settings.output is None else _writable(settings.output)
-    placing = Placing(at=settings.at, last_at_end=settings.last_at_end)
+    placing = PlacementRule(at=settings.at, last_at_end=settings.last_at_end)
     counts: Counter[str] = Counter()
     lines = []
     for problem in tqdm(_problems(settings), unit=" problems", disable=None):
@@ -119,7 +127,7 @@ def _by_teacher(settings: Namespace) -> None:
     bar = tqdm(unit=" replies", disable=None)
 
     def report(counts: Counter[str]) -> None:
-        """Shows how many examples are placed so far."""
+        """Shows the number of examples placed so far."""
         bar.set_postfix(kept=counts["kept"], dropped=counts["dropped"], refresh=False)
         bar.update()
 
@@ -142,34 +150,34 @@ _COMMANDS: dict[str, Callable[[Namespace], None]] = {"rule": _by_rule, "teacher"
 
 
 def _writable(target: str) -> Path:
-    """Returns the path of the output, having tried before the work that its folder takes files.
+    """Returns the path of the output after checking that its folder is writable.
 
     Raises:
-        ValueError: It is a folder, or its folder is missing or refuses files.
+        ValueError: If it is a folder, or its folder is missing or not writable.
     """
     output = Path(target)
     if output.is_dir():
         raise ValueError(f"output ({output}) is a folder; name a file in it")
     if not output.parent.is_dir():
-        raise ValueError(f"output ({output}): there is no folder {output.parent}; make it first")
+        raise ValueError(f"output ({output}): there is no folder {output.parent}; create it first")
     trial = output.with_name(f".{output.name}.trial")
     try:
         trial.touch()
         trial.unlink()
     except OSError as error:
         raise ValueError(
-            f"output ({output}): the folder {output.parent} does not take it ({error.strerror}); "
+            f"output ({output}): the folder {output.parent} is not writable ({error.strerror}); "
             "name another one"
         ) from error
     return output
 
 
-def _problems(settings: Namespace) -> Iterator[Solved]:
+def _problems(settings: Namespace) -> Iterator[SolvedProblem]:
     if settings.limit is not None and settings.limit < 1:
         raise ValueError(f"limit={settings.limit} must be at least 1, or null for all")
     if settings.files is None:
-        problems: Iterator[Solved] = map(
-            solved, fetch_problems("train", cure=CURE, dataset=settings.dataset).rows
+        problems: Iterator[SolvedProblem] = map(
+            solved_problem, fetch_problems("train", cure=CURE, dataset=settings.dataset).rows
         )
     else:
         paths = expand(settings.files)

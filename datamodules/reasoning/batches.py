@@ -1,28 +1,28 @@
-"""Rows of a query, its reasoning steps and its answer, by number, and their batches.
+"""Batches of rows that have a query, its reasoning steps and its answer.
 
-Every method of latent reasoning reads the same rows and lays them out itself. The keys of a batch,
-all tensors int64:
+All methods of latent reasoning read the same rows and build their inputs from them. The keys of a
+batch, all tensors int64:
 
 | key | shape | what |
 |---|---|---|
 | ``query`` | (B, Q) | BOS (EOS without one) and the query's tokens, then EOS to the common width |
-| ``query_lengths`` | (B,) | its tokens, the one before them counted |
+| ``query_lengths`` | (B,) | its tokens, including BOS or EOS |
 | ``steps`` | (B, R, Z) | the tokens of each step, EOS after them; R and Z at least 1 |
-| ``step_lengths`` | (B, R) | tokens of each step; 0: there is no such step |
-| ``step_places`` | (B, R) | index in ``query`` of the token that each belongs to, else -1 |
+| ``step_lengths`` | (B, R) | tokens of each step; 0 if there is no such step |
+| ``step_places`` | (B, R) | index in ``query`` of the token that each step belongs to, else -1 |
 | ``targets`` | (B, A) | the answer and an EOS, -100 after them |
-| ``sequence_id`` | (B,) | number of the row; in evaluation its example's number |
-| ``group`` | (B,) | what accuracies are grouped by |
+| ``sequence_id`` | (B,) | index of the row; in evaluation, index of its example |
+| ``group`` | (B,) | group for accuracies |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
-| ``epochs`` | a float | training: epochs of the trainer that precede this batch, or its step |
+| ``epochs`` | a float | training: trainer epochs that precede this batch's step |
 
-Where the trainer's limit_train_batches shortens its epochs, ``epochs`` counts those: a curriculum
-goes on with them, whatever share of the split they have. With overfit_batches there are no
-``epochs``: all of them have the batches of the first one, so no curriculum can go on, and a model
-that has one refuses such batches.
+If limit_train_batches shortens the trainer's epochs, ``epochs`` counts the short epochs, and a
+curriculum advances with them. With overfit_batches there are no ``epochs``: every epoch repeats the
+batches of the first, so a curriculum could not advance, and a model with a curriculum rejects such
+batches.
 
-Rows that only fill up an evaluation's last batch have no targets, no steps, a query of one EOS, and
-the group -1.
+Padding rows of an evaluation's last batch have no targets, no steps, a query of one EOS, and group
+-1.
 """
 
 from collections.abc import Callable
@@ -38,21 +38,21 @@ from datamodules.sources import Batch, RowSource
 from datamodules.text import IGNORE, target_bytes
 
 BatchCounter = Callable[[Batch], dict[str, float]]
-"""What a model counts in a batch: the normalisers of its loss."""
+"""Counts the normalisers of a model's loss in a batch."""
 
-_KEPT_COUNTS = 1024  # batches whose counts are remembered: more than an optimiser step has
+_KEPT_COUNTS = 1024  # batches whose counts are cached; more than an optimiser step has
 
 
 class ReasoningSource(RowSource):
-    """Batches of questions, steps and answers; the module's docstring has their keys.
+    """Batches of questions, steps and answers; see the module's docstring for their keys.
 
     Args:
-        examples: Of one split.
-        order: Which of them is row n.
-        eos_id: Stands after answers and in padding.
-        start_id: Stands before queries, BOS or EOS.
-        counter: What the model counts in a batch; None: its targets.
-        epoch_batches: Batches of each rank that are an epoch in ``epochs``; None: batches have no
+        examples: Examples of one split.
+        order: Order of the examples in rows.
+        eos_id: Token after answers and in padding.
+        start_id: Token before queries, BOS or EOS.
+        counter: Counts the model's normalisers in a batch. Defaults to the number of targets.
+        epoch_batches: Batches per rank and epoch, the unit of ``epochs``. If None, batches have no
             ``epochs``.
         **rows: See `RowSource`.
     """
@@ -76,15 +76,15 @@ class ReasoningSource(RowSource):
         self._counts: dict[int, dict[str, float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a loading process needs; it counts for itself."""
+        """Omits the cached counts; loading processes recompute them."""
         return {**vars(self), "_counts": {}}
 
     def __len__(self) -> int:
-        """Returns the batches of each rank per epoch."""
+        """Returns the number of batches per rank and epoch."""
         return self._order.batches * self._accumulate
 
     def counts(self, n: int) -> dict[str, float]:
-        """Returns what the model counts in batch `n` over all ranks, else ``targets``."""
+        """Returns the model's normalisers of batch `n` over all ranks, or ``targets``."""
         if n not in self._counts:
             if len(self._counts) >= _KEPT_COUNTS:
                 self._counts.clear()
@@ -101,7 +101,7 @@ class ReasoningSource(RowSource):
         return {"targets": float((answers + 1).sum())}
 
     def batch(self, n: int) -> Batch:
-        """Returns batch `n` of this rank; the module's docstring has its keys."""
+        """Returns batch `n` of this rank; see the module's docstring for its keys."""
         return self._built(n, self._numbers(n))
 
     def _built(self, n: int, rows: np.ndarray) -> Batch:
@@ -121,19 +121,19 @@ class ReasoningSource(RowSource):
 def reasoning_batch(
     examples: Examples, which: np.ndarray, rows: np.ndarray, *, eos_id: int, start_id: int
 ) -> Batch:
-    """Returns the batch dict of examples; the module's docstring has its keys.
+    """Returns the batch dict of examples; see the module's docstring for its keys.
 
     Args:
-        examples: Of one split, at least one.
-        which: Number of the example of each row (B,), -1: none.
-        rows: Number of each row (B,), its ``sequence_id``.
-        eos_id: Stands after answers and in padding.
-        start_id: Stands before queries, BOS or EOS.
+        examples: Examples of one split, at least one.
+        which: Index of each row's example (B,), or -1 for none.
+        rows: Index of each row (B,), its ``sequence_id``.
+        eos_id: Token after answers and in padding.
+        start_id: Token before queries, BOS or EOS.
     """
     real, numbers = which >= 0, which.clip(min=0)
     query, query_lengths = _queries(examples, numbers, real, eos_id, start_id)
     starts, lengths = examples.answers(numbers)
-    lengths = np.where(real, lengths + 1, 0)  # an EOS is stored after it
+    lengths = np.where(real, lengths + 1, 0)  # plus the EOS stored after it
     targets = torch.from_numpy(_padded(examples, starts, lengths, IGNORE))
     positions, inside = _positions(starts, lengths)
     tokens = np.where(inside, targets.numpy(), 0)
@@ -168,7 +168,7 @@ def _steps(
     order = np.arange(max(1, counts.max()))
     there = order < counts[:, None]  # (B, R)
     starts, lengths, places = (np.zeros(there.shape, dtype=np.int64) for _ in range(3))
-    row, step = np.nonzero(there)
+    row, step = np.nonzero(there)  # (S,) each, in row-major order as `there` selects
     starts[there], lengths[there], places[there] = examples.steps(numbers[row], step)
     return {
         "steps": torch.from_numpy(_padded(examples, starts, lengths, eos_id)),
@@ -180,7 +180,7 @@ def _steps(
 def _padded(
     examples: Examples, starts: np.ndarray, lengths: np.ndarray, fill: int, least: int = 1
 ) -> np.ndarray:
-    """Returns texts (..., N) of the stream, int64, padded to the longest or the least width."""
+    """Gathers texts (..., N) of the stream, int64, padded to the longest or `least` tokens."""
     positions, inside = _positions(starts, lengths, least)
     return np.where(inside, examples.stream.gather(positions), fill)
 
@@ -188,7 +188,7 @@ def _padded(
 def _positions(
     starts: np.ndarray, lengths: np.ndarray, least: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the tokens of texts lie in the stream (..., N), and which there are."""
-    place = np.arange(max(least, lengths.max()))
-    inside = place < lengths[..., None]
-    return np.where(inside, starts[..., None] + place, 0), inside
+    """Returns stream positions of the texts' tokens (..., N), and a mask of the real ones."""
+    offsets = np.arange(max(least, lengths.max()))
+    inside = offsets < lengths[..., None]
+    return np.where(inside, starts[..., None] + offsets, 0), inside

@@ -1,20 +1,19 @@
-"""A question with its reasoning and its answer, as text and as tokens.
+"""Questions with reasoning steps and answers, as text and as tokens.
 
-`Example` says after which part of the query each step can be inferred; a marker in the text says
-so. Every text is tokenised for itself, and `align` gives the token of the query that each step
-belongs to (Thinking States, Sec. 3.4, App. A.3): the token before its marker, more exactly:
+In an `Example`, a marker follows the part of the query from which each step can be inferred. Every
+text is tokenised separately, and `align` returns the query token of each step (Thinking States,
+Sec. 3.4, App. A.3). This is the token before its marker, with these rules:
 
-- the first token after which all text before the marker has been read, where the marker
-  falls inside a token;
-- spaces between a marker and the text before it do not count: most tokenizers make them part
-  of the next word's token, which would be one too late;
-- the EOS before the query, where nothing stands before the marker;
-- each token takes one step. The steps of consecutive markers go to successive tokens, the first one
-  to its own (App. A.3); where such a row reaches the token of a later marker, that one's step is
-  moved on in turn. NOTE(paper): the last is ours, the paper does not say.
-- steps that would lie after the query's end belong to its last token, all of them.
+- if the marker falls inside a token, this is that token;
+- spaces before a marker are ignored: most tokenizers make them part of the next word's token, which
+would be one token too late;
+- if no text precedes the marker, it is the EOS before the query;
+- each token takes one step. The steps of consecutive markers go to successive tokens, from the
+first marker's token on (App. A.3); if they reach the token of a later marker, its step moves on in
+turn. NOTE(paper): the last rule is ours; the paper leaves this open.
+- all steps that would fall after the query's end belong to its last token.
 
-Steps of one chunk are joined by the model, with a separator token of its own.
+The model joins the steps of a chunk, with a separator token.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ from datamodules.encoding import as_utf8
 from datamodules.tokenizer_base import Tokenizer
 
 MARKER = "<T>"
-"""Stands in a marked query where a step can be inferred (Thinking States, Sec. 3.4)."""
+"""Marks a position in a query at which a step can be inferred (Thinking States, Sec. 3.4)."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,14 @@ class Example:
     Attributes:
         query: Text without markers.
         steps: Text of each reasoning step.
-        markers: Where in the query each step's marker stands, in characters, non-decreasing: the
-            text before it suffices to infer the step.
-        answer: Text of the answer, with the space that separates it from what stands before.
-        group: What accuracies are grouped by, e.g. the number of operations.
+        markers: Offset of each step's marker in the query, in characters, non-decreasing; the text
+            before it suffices to infer the step.
+        answer: Text of the answer, with its leading space.
+        group: Group for accuracies, e.g. the number of operations.
 
     Raises:
-        ValueError: A text is empty, the numbers of steps and markers differ, or a marker is out of
-            order or place.
+        ValueError: If a text is empty, the numbers of steps and markers differ, or a marker is out
+            of order or outside the query.
     """
 
     query: str
@@ -67,10 +66,10 @@ class Example:
     def from_marked(
         cls, marked: str, steps: Sequence[str], answer: str, group: int = 0, marker: str = MARKER
     ) -> "Example":
-        """Returns the example of a query that has its markers in it; spaces stay where they are.
+        """Builds an example from a query with markers; spaces are kept.
 
         Raises:
-            ValueError: There are not as many markers as steps.
+            ValueError: If the numbers of markers and steps differ.
         """
         query, markers = marked.replace(marker, ""), offsets(marked, marker)
         return cls(query, tuple(steps), markers, answer, group)
@@ -78,19 +77,19 @@ class Example:
     def marked(self, marker: str = MARKER) -> str:
         """Returns the query with its markers."""
         text, start = "", 0
-        for place in self.markers:
-            text += self.query[start:place] + marker
-            start = place
+        for marker_end in self.markers:
+            text += self.query[start:marker_end] + marker
+            start = marker_end
         return text + self.query[start:]
 
     def after(self, text: str) -> "Example":
-        """Returns the example with a text before its query."""
-        markers = tuple(place + len(text) for place in self.markers)
+        """Returns the example with `text` prepended to its query."""
+        markers = tuple(position + len(text) for position in self.markers)
         return replace(self, query=text + self.query, markers=markers)
 
 
 def offsets(marked: str, marker: str = MARKER) -> tuple[int, ...]:
-    """Returns where the markers of a marked text stand in the text without them."""
+    """Returns the offsets of a text's markers in the text without markers."""
     return tuple(accumulate(map(len, marked.split(marker)[:-1])))
 
 
@@ -99,13 +98,13 @@ def offsets(marked: str, marker: str = MARKER) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Where the R steps of an example belong.
+    """Query tokens of the R steps of an example.
 
     Attributes:
-        places: Index of each step's token, the EOS before the query counted as 0; (R,) int64,
+        places: Index of each step's token, with the EOS before the query as 0; (R,) int64,
             non-decreasing; only the query's last token may occur more than once.
-        shifts: Tokens from the one before the step's marker to that; (R,) int64, not negative,
-            above 0 where another step had the marker's token already.
+        shifts: Offset of each step's token from the token before its marker; (R,) int64,
+            non-negative, positive if another step already had that token.
     """
 
     places: np.ndarray
@@ -113,16 +112,16 @@ class Alignment:
 
 
 def align(query: str, markers: Sequence[int], sizes: np.ndarray) -> Alignment:
-    """Returns which token each step belongs to.
+    """Returns the query token of each step.
 
     Args:
         query: Text without markers.
-        markers: Where each step's marker stands, in characters, non-decreasing.
-        sizes: UTF-8 bytes of each token of the query, without EOS; they add up to the text's.
+        markers: Offset of each step's marker, in characters, non-decreasing.
+        sizes: UTF-8 bytes of each token of the query, without EOS; they sum to the text's size.
     """
-    own = marker_tokens(query, markers, sizes)
-    places = spread(own, last=len(sizes))
-    return Alignment(places, places - own)
+    first_choice = marker_tokens(query, markers, sizes)
+    places = spread(first_choice, last=len(sizes))
+    return Alignment(places, places - first_choice)
 
 
 def marker_tokens(query: str, markers: Sequence[int], sizes: np.ndarray) -> np.ndarray:
@@ -130,37 +129,37 @@ def marker_tokens(query: str, markers: Sequence[int], sizes: np.ndarray) -> np.n
 
     Args:
         query: Text without markers.
-        markers: Where each marker stands, in characters.
+        markers: Offset of each marker, in characters.
         sizes: UTF-8 bytes of each token of the query.
     """
     read = [len(query[:marker].rstrip().encode("utf-8")) for marker in markers]
-    ends = np.concatenate([[0], np.cumsum(sizes)])  # bytes read after EOS, and each token
+    ends = np.concatenate([[0], np.cumsum(sizes)])  # bytes read after the EOS and after each token
     return np.searchsorted(ends, np.array(read, dtype=np.int64), side="left")
 
 
-def spread(own: np.ndarray, last: int) -> np.ndarray:
-    """Returns the tokens of steps, where each takes one step.
+def spread(first_choice: np.ndarray, last: int) -> np.ndarray:
+    """Returns the tokens of steps, with one step per token.
 
-    place[r] = max(own[r], place[r - 1] + 1), or the last token.
+    token[r] = min(max(first_choice[r], token[r - 1] + 1), last)
 
     Args:
-        own: Token before each step's marker, (R,) int64, non-decreasing.
+        first_choice: Token before each step's marker, (R,) int64, non-decreasing.
         last: The query's last token.
     """
-    steps = np.arange(len(own))
-    return np.minimum(np.maximum.accumulate(own - steps) + steps, last)
+    steps = np.arange(len(first_choice))
+    return np.minimum(np.maximum.accumulate(first_choice - steps) + steps, last)
 
 
 # ---- examples to tokens
 
 
 @dataclass(frozen=True)
-class Wording:
-    """The ids of fixed text in rows.
+class FixedTokens:
+    """Token ids of the fixed text in rows.
 
     Attributes:
-        answer_prefix: Begins every answer, unscored, and is inserted at inference too.
-        step_separator: Stands before every step of a chain of thought that is written out.
+        answer_prefix: Tokens before every answer, unscored, and also inserted at inference.
+        step_separator: Tokens before every step of a written chain of thought.
     """
 
     answer_prefix: tuple[int, ...]
@@ -168,7 +167,7 @@ class Wording:
 
 
 BATCH = 1024
-"""Examples that are tokenised at once, on all cores where the library can."""
+"""Examples to tokenise at once, on all cores if the library can."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +178,9 @@ class EncodedExample:
         texts: Ids of the query, of each step, and of the answer, without EOS.
         token_sizes: UTF-8 bytes that each of these ids covers.
         sizes: UTF-8 bytes of each of these texts.
-        alignment: Where the steps belong; None where a text is not what its ids decode to, so that
-            nothing can be said of places in it.
-        group: The example's.
+        alignment: Query tokens of the steps, or None if the ids do not decode to the texts, so that
+            offsets have no meaning.
+        group: Group of the example.
     """
 
     texts: list[np.ndarray]
@@ -191,7 +190,7 @@ class EncodedExample:
     group: int
 
     def without_steps(self) -> "EncodedExample":
-        """Returns the query and the answer alone."""
+        """Returns the example with only its query and answer."""
         nothing = np.empty(0, dtype=np.int64)
         ends = slice(None, None, len(self.texts) - 1)
         return replace(
@@ -202,8 +201,8 @@ class EncodedExample:
             alignment=Alignment(nothing, nothing),
         )
 
-    def row_length(self, wording: Wording) -> int:
-        """Returns the tokens of EOS, query, steps after separators, prefix, answer and EOS."""
+    def row_length(self, wording: FixedTokens) -> int:
+        """Returns the length of EOS, query, separators and steps, prefix, answer and EOS."""
         separators = (len(self.texts) - 2) * len(wording.step_separator)
         return 1 + sum(map(len, self.texts)) + separators + len(wording.answer_prefix) + 1
 
@@ -211,7 +210,7 @@ class EncodedExample:
 def encode_examples(
     examples: Iterable[Example], tokenizer: Tokenizer
 ) -> Iterator[list[EncodedExample]]:
-    """Yields the examples in their order, in lists of up to `BATCH`."""
+    """Yields the encoded examples in order, in lists of up to `BATCH`."""
     rest = iter(examples)
     while batch := list(islice(rest, BATCH)):
         yield _encode_batch(batch, tokenizer)
@@ -234,6 +233,6 @@ def _encode_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> list[Enc
 
 
 def _restored(example: Example, ids: Sequence[np.ndarray], tokenizer: Tokenizer) -> bool:
-    """Returns whether the ids of the texts decode to them, joined: much faster than one by one."""
+    """Returns whether the concatenated ids decode to the joined texts (faster than per text)."""
     text = "".join((example.query, *example.steps, example.answer))
     return tokenizer.decode(np.concatenate(ids).tolist()) == text

@@ -1,13 +1,13 @@
 """GSM8K and GSM8K-Aug as questions with reasoning (Thinking States, Sec. 4.3 and App. A.5.2).
 
 Word problems whose steps are equations, from the hub or from files, placed by rule (`placement`) or
-by a file that `align` wrote or of your own (`aligned_file`). A line of that is a JSON object; other
-keys than these two are for people::
+by an `aligned_file`, which `align` writes. Each of its lines is a JSON object; keys other than
+these two are ignored::
 
     {"query": "A robe takes 2 bolts of blue fiber and half that much<T> white fiber. ...<T>",
      "thinking": ["<<2/2=1>>", "<<2+1=3>>"]}
 
-It counts for a problem if its query without markers and its steps are exactly the problem's
+A line applies to a problem if its query without markers and its steps equal the problem's exactly
 (App. A.5.2).
 """
 
@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from datamodules.base import none_of, refuse
+from datamodules.base import choice_problems, raise_problems
 from datamodules.corpus import REMOVE_REPEATS, published_repeats
 from datamodules.files import format_of
 from datamodules.hub import check_revision
@@ -29,7 +29,7 @@ from datamodules.numbers import same_number
 from datamodules.readers import read_lines, read_rows
 from datamodules.reasoning.examples import MARKER, Example, offsets
 from datamodules.reasoning.module import FileSplits, ReasoningDataModule
-from datamodules.reasoning.placement import At, Placing, counts_of
+from datamodules.reasoning.placement import At, PlacementRule, counts_of
 from datamodules.store import Split
 from datamodules.word_problems import (
     ANNOTATION,
@@ -48,18 +48,18 @@ from datamodules.word_problems import (
 
 
 BAR = "||"
-"""Stands between question and solution in the files of GSM8K-Aug."""
+"""Separates question and solution in the files of GSM8K-Aug."""
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedProblem:
     """A word problem and its solution.
 
     Attributes:
-        question: Its text, as published.
-        equations: The calculations of the solution in order, as published: ``<<48/2=24>>``; in
-            whynlp/gsm8k-aug-nl sentences.
-        answer: The result, without the commas of thousands.
+        question: Text of the question, as published.
+        equations: The calculations of the solution in order, as published: ``<<48/2=24>>``;
+            sentences in whynlp/gsm8k-aug-nl.
+        answer: The result, without thousands separators.
     """
 
     question: str
@@ -68,39 +68,39 @@ class Solved:
 
     @property
     def identity(self) -> str:
-        """32 hex digits that distinguish it from all problems with another question or solution."""
+        """32 hex digits that identify question and solution."""
         text = json.dumps([self.question, *self.equations])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def solved(problem: Problem) -> Solved:
+def solved_problem(problem: Problem) -> SolvedProblem:
     """Returns a problem with its steps: the equations in its calculator annotations.
 
-    Words between them are left out, and so are calculations without an annotation. Steps that are
-    published apart are taken as they are.
+    Text between them is left out, and so are calculations without an annotation. Separately
+    published steps are kept unchanged.
     """
     answer = result_of(problem.answer).replace(",", "")
     annotated = tuple(ANNOTATION.findall(problem.answer))
     steps = annotated if problem.steps is None else problem.steps
-    return Solved(problem.question, steps, answer)
+    return SolvedProblem(problem.question, steps, answer)
 
 
-def read_solved(paths: Iterable[Path], key: str) -> Iterator[Solved]:
+def read_solved(paths: Iterable[Path], key: str) -> Iterator[SolvedProblem]:
     """Yields the problems of files.
 
     Args:
-        paths: jsonl as GSM8K has it, or txt as GSM8K-Aug has it, a problem a line: ``question||
-            <<expr=value>> <<expr=value>> #### value``; both also as .gz and .zst.
-        key: The option that names them, for messages.
+        paths: Files in GSM8K's jsonl format, or GSM8K-Aug's txt with one problem per line,
+            ``question|| <<expr=value>> <<expr=value>> #### value``; both also as .gz and .zst.
+        key: Option that names the files, for messages.
 
     Raises:
-        ValueError: A file is missing or empty, or a line is not such a problem.
+        ValueError: If a file is missing or empty, or a line is not such a problem.
     """
     for path in paths:
         if not path.is_file():
             raise ValueError(f"{key} ({path}): there is no such file")
         if check_format(path) == "jsonl":
-            yield from map(solved, read_problems(path, key).rows)
+            yield from map(solved_problem, read_problems(path, key).rows)
         else:
             yield from _read_augmented(path, key)
 
@@ -109,35 +109,34 @@ def check_format(path: Path) -> str:
     """Returns "jsonl" or "text".
 
     Raises:
-        ValueError: The suffix is that of another format.
+        ValueError: If the suffix names another format.
     """
-    found = format_of(path)
-    if found == "parquet":
+    file_format = format_of(path)
+    if file_format == "parquet":
         raise ValueError(
-            f"{path}: problems are read from jsonl (as GSM8K has them) or txt (as GSM8K-Aug has "
-            "them), not from parquet. Convert the file."
+            f"{path}: problems are read from jsonl (GSM8K's format) or txt (GSM8K-Aug's), not from "
+            "parquet. Convert the file."
         )
-    return found
+    return file_format
 
 
-def _read_augmented(path: Path, key: str) -> Iterator[Solved]:
+def _read_augmented(path: Path, key: str) -> Iterator[SolvedProblem]:
     empty = True
-    for number, line in enumerate(read_lines(path), start=1):
+    for line_number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             empty = False
-            yield _augmented(line, f"{path}, line {number}")
+            yield _augmented(line, f"{path}, line {line_number}")
     if empty:
         raise ValueError(f"{key} ({path}) is empty; name a text file of GSM8K-Aug")
 
 
-def _augmented(line: str, where: str) -> Solved:
+def _augmented(line: str, where: str) -> SolvedProblem:
     question, bar, solution = line.partition(BAR)
     if not (bar and question.strip() and result_of(solution)):
         raise ValueError(
-            f"{where}: expected 'question{BAR}<<expr=value>> ... {RESULT} value', as GSM8K-Aug has "
-            "it"
+            f"{where}: expected 'question{BAR}<<expr=value>> ... {RESULT} value', as in GSM8K-Aug"
         )
-    return solved(Problem(question.strip(), solution))
+    return solved_problem(Problem(question.strip(), solution))
 
 
 CURE = "Pass your copy with data.data_files=train.jsonl and data.test_files=test.jsonl"
@@ -147,16 +146,16 @@ CURE = "Pass your copy with data.data_files=train.jsonl and data.test_files=test
 
 
 class MarkedProblems:
-    """Where the steps of problems go, by problem.
+    """Marker offsets of problems, from an aligned file.
 
     Args:
-        path: jsonl, also as .gz or .zst.
+        path: jsonl file, also as .gz or .zst.
 
     Attributes:
-        counts: Lines read, and those that were left out and why.
+        counts: Lines read, and lines left out by reason.
 
     Raises:
-        ValueError: A line is not such an object.
+        ValueError: If a line is not such an object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -167,13 +166,13 @@ class MarkedProblems:
             self.counts["aligned file: lines"] += 1
             markers = offsets(marked)
             if len(markers) == len(steps):
-                problem = Solved(marked.replace(MARKER, ""), steps, "")
+                problem = SolvedProblem(marked.replace(MARKER, ""), steps, "")
                 self._markers.setdefault(problem.identity, markers)
             else:
                 self.counts["aligned file: lines with another number of markers than steps"] += 1
 
-    def find(self, problem: Solved) -> tuple[int, ...] | None:
-        """Returns the markers' offsets in a problem's question; None where the file has none."""
+    def find(self, problem: SolvedProblem) -> tuple[int, ...] | None:
+        """Returns the marker offsets in a problem's question, or None if the file has none."""
         return self._markers.get(problem.identity)
 
 
@@ -182,10 +181,10 @@ def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
 
     Args:
         row: A line of the file, or a teacher's reply.
-        where: Where it is, for the message.
+        where: Its location, for the message.
 
     Raises:
-        ValueError: It is not an object with these two.
+        ValueError: If it is not an object with these two keys.
     """
     query = row.get("query") if isinstance(row, dict) else None
     steps = row.get("thinking") if isinstance(row, dict) else None
@@ -193,8 +192,8 @@ def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
     if isinstance(query, str) and isinstance(steps, list) and listed:
         return query, tuple(steps)
     raise ValueError(
-        f"{where}: expected an object with the text 'query', which has {MARKER} markers, and the "
-        "list of texts 'thinking'"
+        f"{where}: expected an object with a text 'query', which has {MARKER} markers, and a list "
+        "of texts 'thinking'"
     )
 
 
@@ -202,47 +201,47 @@ def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
 
 
 VERSION = 2
-"""Raised with any change that gives other text or places; part of the data's identity."""
+"""Incremented with any change of texts or step positions; part of the data's identity."""
 
 
 class ReasoningGSM8K(ReasoningDataModule):
-    """Word problems whose solutions are equations, each placed where the question allows it.
+    """Word problems whose solutions are equations, each placed in the question.
 
-    Without files the problems are the hub's: openai/gsm8k, whose train split gives validation its
-    share, or GSM8K-Aug, which has splits of its own. Files are GSM8K's jsonl or GSM8K-Aug's txt
-    (see `read_solved`), of your own.
+    Without files the problems come from the hub: openai/gsm8k, which holds out a share of its train
+    split for validation, or GSM8K-Aug with its published splits. Local files have GSM8K's jsonl or
+    GSM8K-Aug's txt format (see `read_solved`).
 
     Steps are the equations as published, ``<<48/2=24>>``. They are placed by rule (`placement`), or
-    by a file that a language model made (`teacher`): then training problems that are not in it are
-    left out and counted, and other splits, whose markers are only for people, fall back to
-    the rule. How the rule decided is in `report`. The group is the number of steps.
+    by a file that a language model made (`teacher`): training problems that are not in the file are
+    then left out and counted, and other splits, whose markers are only for display, fall back to
+    the rule. `report` has counts of the rule's decisions. The group is the number of steps.
 
-    NOTE(paper): results lose their thousands' commas, which the answers are compared without.
+    NOTE(paper): results lose their thousands separators, which comparisons of answers ignore.
 
     Args:
-        dataset: Data set on the hub, where there are no data_files: openai/gsm8k, or GSM8K-Aug as
+        dataset: Data set on the hub, if there are no data_files: openai/gsm8k, or GSM8K-Aug as
             whynlp/gsm8k-aug (385,620 training problems, whose steps are equations) or
             whynlp/gsm8k-aug-nl (steps in words).
-        revision: Commit, branch or tag of the data set on the hub; null: the newest commit.
+        revision: Commit, branch or tag of the data set on the hub; null takes the newest commit.
         data_files: Training problems: one path or glob, or a list of them; null reads all from the
             hub.
         val_files: Validation problems; null holds out val_fraction of the training problems.
         test_files: Test problems, with data_files; null holds out test_fraction of the training
             problems. From the hub the test split is the hub's.
-        aligned_file: The training problems, marked (see above); null: by rule.
-        place_at: Where the rule puts a marker: right after the last 'operand', or at the end of
-            the 'clause' or 'sentence' that it is in.
-        last_step_at_end: Whether the rule puts the last step after the question, as the teacher of
-            the paper does in all its published examples.
-        **kwargs: See `ReasoningDataModule`; with `question_first` the question stands before the
-            facts as well, as in Fig. 5, which keeps it at the end.
+        aligned_file: File with the marked training problems (see above); null places them by rule.
+        place_at: Position of the rule's markers: right after the last 'operand', or at the end of
+            its 'clause' or 'sentence'.
+        last_step_at_end: Whether the rule puts the last step after the question, as the paper's
+            teacher does in all published examples.
+        **kwargs: See `ReasoningDataModule`; with `question_first` the question is also put before
+            the facts; as in Fig. 5, it stays at the end too.
 
     Raises:
-        ValueError: An argument is unusable; when preparing: a file or the hub cannot be read.
+        ValueError: If an argument is invalid; when preparing, if a file or the hub cannot be read.
     """
 
     path_arguments: ClassVar[frozenset[str]] = ReasoningDataModule.path_arguments | {"aligned_file"}
-    # Files are named by their content, shares by those that apply.
+    # Files are identified by their content; only shares that apply count.
     not_in_source: ClassVar[frozenset[str]] = (
         ReasoningDataModule.not_in_source | path_arguments | {"dataset", "revision"}
     )
@@ -262,7 +261,7 @@ class ReasoningGSM8K(ReasoningDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        refuse(none_of(get_args(GSM8KName), dataset=dataset))
+        raise_problems(choice_problems(get_args(GSM8KName), dataset=dataset))
         check_revision(revision, data_files)
         self._dataset, self._revision = dataset, revision
         self._splits = FileSplits(
@@ -270,7 +269,7 @@ class ReasoningGSM8K(ReasoningDataModule):
             check_format,
             val_fraction=self.val_fraction,
             test_fraction=self.test_fraction,
-            own=[split for split in PUBLISHED[dataset] if split != "train"],
+            published=[split for split in PUBLISHED[dataset] if split != "train"],
         )
         self._aligned_file = None if aligned_file is None else Path(aligned_file).expanduser()
         if self._aligned_file is not None and not self._aligned_file.is_file():
@@ -278,13 +277,13 @@ class ReasoningGSM8K(ReasoningDataModule):
                 f"aligned_file={aligned_file!r}: there is no such file. Write one with `python -m "
                 "datamodules.reasoning.align teacher`, or set data.aligned_file to null."
             )
-        self._placing = Placing(at=place_at, last_at_end=last_step_at_end)
+        self._placing = PlacementRule(at=place_at, last_at_end=last_step_at_end)
 
-    # Where the problems are from
+    # Sources of the problems
 
     @cached_property
     def _hub(self) -> dict[Split, Problems]:
-        """The problems on the hub; none where your files are read."""
+        """Problems on the hub; empty if local files are read."""
         splits = () if self._splits.has_files else PUBLISHED[self._dataset]
         return {
             split: fetch_problems(split, cure=CURE, dataset=self._dataset, revision=self._revision)
@@ -316,14 +315,14 @@ class ReasoningGSM8K(ReasoningDataModule):
     def repeats_cure(self) -> str | None:
         return REMOVE_REPEATS if self._splits.has_files else published_repeats(self.document_noun)
 
-    def problems(self, split: Split) -> Iterator[Solved]:
-        """Yields the problems of a split, in the order of the files or of the hub."""
+    def problems(self, split: Split) -> Iterator[SolvedProblem]:
+        """Yields the problems of a split, in file or hub order."""
         return self._splits.rows(split, self._read)
 
-    def _read(self, split: Split) -> Iterable[Solved]:
+    def _read(self, split: Split) -> Iterable[SolvedProblem]:
         if self._splits.has_files:
             return read_solved(self._splits.files[split], FILE_KEYS[split])
-        return map(solved, self._hub[split].rows)
+        return map(solved_problem, self._hub[split].rows)
 
     # Examples
 
@@ -338,16 +337,16 @@ class ReasoningGSM8K(ReasoningDataModule):
                 yield self._example(problem, markers)
 
     def _markers(
-        self, problem: Solved, split: Split, aligned: MarkedProblems | None
+        self, problem: SolvedProblem, split: Split, aligned: MarkedProblems | None
     ) -> tuple[int, ...] | None:
-        """Returns where the steps of a problem go; None if it is left out."""
+        """Returns the markers of a problem's steps, or None if it is left out."""
         if not problem.equations:
             self.notice("examples without steps")
             return ()
-        found = None if aligned is None else aligned.find(problem)
-        if found is not None:
+        markers = None if aligned is None else aligned.find(problem)
+        if markers is not None:
             self.notice("examples placed by the aligned file")
-            return found
+            return markers
         if aligned is not None and split == "train":
             self.notice("left out, not in the aligned file")
             return None
@@ -356,7 +355,7 @@ class ReasoningGSM8K(ReasoningDataModule):
             self.notice(name, count)
         return placed.markers
 
-    def _example(self, problem: Solved, markers: tuple[int, ...]) -> Example:
+    def _example(self, problem: SolvedProblem, markers: tuple[int, ...]) -> Example:
         example = Example(
             problem.question,
             problem.equations,
@@ -368,12 +367,12 @@ class ReasoningGSM8K(ReasoningDataModule):
         return example.after(f"{question} ") if question else example
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a written answer is the right number; see `datamodules.numbers`."""
+        """Returns whether a generated answer is the correct number; see `datamodules.numbers`."""
         return same_number(text, answer)
 
 
 def question_of(text: str) -> str:
-    """Returns the last sentence of a problem, if that is a question; else nothing."""
+    """Returns the last sentence of a problem if it is a question, else ""."""
     from sentencex import segment
 
     sentences = [sentence.strip() for sentence in segment("en", text)]

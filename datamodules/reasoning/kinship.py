@@ -1,7 +1,8 @@
-"""Kinship stories: who is related to whom, one stated relation after the other.
+"""Kinship stories: chains of stated relations that imply another relation.
 
-A seeded generator in the manner of CLUTRR (Sinha et al. 2019, arXiv 1908.06177). Its text is
-crowd-sourced; here templates write it, so any number of stories can be made without a download:
+A seeded generator in the style of CLUTRR (Sinha et al. 2019, arXiv 1908.06177). CLUTRR's text is
+crowd-sourced; templates write it here, so any number of stories can be generated without a
+download:
 
     Anna is Paul's mother. Anna's brother is Mark.
     Question: How is Mark related to Paul?
@@ -10,10 +11,10 @@ crowd-sourced; here templates write it, so any number of stories can be made wit
 CLUTRR's rules are `COMPOSITION`, its kinship graph is `family`, "backward chaining", which replaces
 a fact by two that imply it, is `chain`, and its noise facts are `distractions`.
 
-"B is A's mother" is kind ``parent`` from A to B; B's gender chooses the word. In the families of
-`family` children have two married parents, nobody marries twice, relatives do not marry. Uncles,
-aunts, nephews and nieces are relatives by blood; brothers- and sisters-in-law are the siblings of
-one's spouse and the spouses of one's siblings.
+"B is A's mother" is the relation ``parent`` from A to B; B's gender selects the word. In the
+families of `family`, children have two married parents, nobody marries twice, and relatives do not
+marry. Uncles, aunts, nephews and nieces are relatives by blood; brothers- and sisters-in-law are
+the siblings of one's spouse and the spouses of one's siblings.
 """
 
 import random
@@ -26,28 +27,28 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from datamodules.answers import AnswerDataModule
-from datamodules.base import outside, refuse
+from datamodules.base import raise_problems, range_problems
 from datamodules.store import SPLITS, Split
 
 VERSION = 1
-"""Raised with any change that gives other text; part of the corpus' identity."""
+"""Incremented with any change of the text; part of the corpus' identity."""
 FAMILIES = 64
-"""Genealogies per seed; stories choose one of them and give its people names of their own."""
+"""Genealogies per seed; each story picks one and names its people."""
 MOST_HOPS = 12
-"""Longest chain that the families are large enough for, tested for every answer."""
+"""Longest chain for which the families are large enough, tested for every answer."""
 MOST_DISTRACTORS = 10
 _SHARES: dict[Split, range] = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}
-"""Of ten sets of names."""
+"""Residues modulo 10 of a hash of the names, by split."""
 
 # ---- relations and words
 
 
 Gender = Literal["male", "female"]
-Kind = str
-"""A key of `WORDS`; ``pibling``: uncle or aunt, ``nibling``: nephew or niece."""
+RelationType = str
+"""A key of `WORDS`; ``pibling`` is uncle or aunt, ``nibling`` nephew or niece."""
 GENDERS: tuple[Gender, ...] = ("male", "female")
 
-WORDS: dict[Kind, dict[Gender, str]] = {
+WORDS: dict[RelationType, dict[Gender, str]] = {
     "parent": {"male": "father", "female": "mother"},
     "child": {"male": "son", "female": "daughter"},
     "sibling": {"male": "brother", "female": "sister"},
@@ -60,8 +61,8 @@ WORDS: dict[Kind, dict[Gender, str]] = {
     "child_in_law": {"male": "son-in-law", "female": "daughter-in-law"},
     "sibling_in_law": {"male": "brother-in-law", "female": "sister-in-law"},
 }
-KINDS: tuple[Kind, ...] = tuple(WORDS)
-RELATIONS: tuple[str, ...] = tuple(word for words in WORDS.values() for word in words.values())
+RELATION_TYPES: tuple[RelationType, ...] = tuple(WORDS)
+RELATIONS: tuple[str, ...] = tuple(word for forms in WORDS.values() for word in forms.values())
 
 _RULES = """
 parent: parent=grandparent child=sibling sibling=pibling spouse=parent parent_in_law=grandparent
@@ -77,15 +78,15 @@ nibling: sibling=nibling
 parent_in_law: spouse=parent_in_law
 child_in_law: spouse=child child=grandchild parent_in_law=spouse
 """
-COMPOSITION: dict[tuple[Kind, Kind], Kind] = {
+COMPOSITION: dict[tuple[RelationType, RelationType], RelationType] = {
     (first, second): both
     for first, _, pairs in (line.partition(": ") for line in _RULES.split("\n")[1:-1])
     for second, both in (pair.split("=") for pair in pairs.split())
 }
-"""(kind from A to B, kind from B to C) -> kind from A to C, for three different people.
+"""(relation from A to B, relation from B to C) -> relation from A to C, for three different people.
 
-A line of `_RULES` begins with the first kind. It holds the pairs that have one answer in every
-family, and all of them: a parent's child is a sibling, since it is not oneself, but a grandparent's
+A line of `_RULES` begins with the first relation. The rules are exactly the pairs with a single
+answer in every family: a parent's child is a sibling, since it is not oneself, but a grandparent's
 child may be a parent or an uncle.
 """
 
@@ -115,15 +116,15 @@ NAMES: dict[Gender, tuple[str, ...]] = {
 }
 POSSESSIVE: dict[Gender, str] = {"male": "his", "female": "her"}
 
-# Whose relative it is: {a}, with the possessive {his}; the relative: {b}; the relation's word: {r}.
-# Every sentence says what b is to a, and b's gender by the word.
+# {a} is the person, with the possessive {his}; {b} the relative; {r} the word for the relation.
+# Every sentence states the relation of b to a, and b's gender through the word.
 _PLAIN = (
     "{b} is {a}'s {r}.",
     "{a}'s {r} is {b}.",
     "{b} is the {r} of {a}.",
     "The {r} of {a} is called {b}.",
 )
-_EVENTS: dict[Kind, tuple[str, ...]] = {
+_EVENTS: dict[RelationType, tuple[str, ...]] = {
     "parent": (
         "{a} called {his} {r} {b} on Sunday.",
         "On Monday {a} met {his} {r} {b} at the airport.",
@@ -180,13 +181,13 @@ _EVENTS: dict[Kind, tuple[str, ...]] = {
         "{a} borrowed a ladder from {his} {r}, {b}.",
     ),
 }
-SENTENCES: dict[Kind, tuple[str, ...]] = {
-    kind: (*_PLAIN, *events) for kind, events in _EVENTS.items()
+SENTENCES: dict[RelationType, tuple[str, ...]] = {
+    relation: (*_PLAIN, *events) for relation, events in _EVENTS.items()
 }
 QUESTION = "Question: How is {b} related to {a}?\nAnswer:"
-"""Ends where the answer begins; the answer is a space and the relation's word."""
+"""Prompt of the answer, which is a space and the word for the relation."""
 
-# ---- draws that every Python version makes alike
+# ---- random draws that are the same in every Python version
 
 
 T = TypeVar("T")
@@ -195,11 +196,11 @@ T = TypeVar("T")
 class Draws:
     """Random choices from one key.
 
-    Of the standard generator only seeding with a text and `random()` are promised to give the same
-    in every version; all else here is made of these two.
+    The standard generator guarantees reproducibility across versions only for seeding with a text
+    and for `random()`; everything here is built on these two.
 
     Args:
-        key: Any text; the choices are a pure function of it and of the calls so far.
+        key: Any text; the choices are a pure function of it and the previous calls.
     """
 
     def __init__(self, key: str) -> None:
@@ -232,37 +233,37 @@ class Draws:
 
 @dataclass
 class Person:
-    """A member of a family; people are named by their place in `Family.people`."""
+    """A member of a family; people are identified by their index in `Family.people`."""
 
     gender: Gender
     parents: list[int] = field(default_factory=list)
-    """Both, or none for those whose origin is not part of the family."""
+    """Both parents, or none if they are not part of the family."""
     spouses: list[int] = field(default_factory=list)
-    """One at most."""
+    """At most one."""
     children: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Family:
-    """A genealogy over four generations, with the families that people marry into.
+    """A genealogy over four generations, with the families of its spouses.
 
-    No two people are related in two ways: spouses come from families of their own.
+    No two people are related in two ways, because spouses come from separate families.
     """
 
     people: list[Person] = field(default_factory=list)
 
-    def relation(self, a: int, b: int) -> Kind | None:
-        """Returns what `b` is to `a`, read off parents, spouses and children; None: no word."""
+    def relation(self, a: int, b: int) -> RelationType | None:
+        """Returns the relation of `b` to `a`, or None if there is no word for it."""
         return self.kin[a].get(b)
 
     @cached_property
-    def kin(self) -> list[dict[int, Kind]]:
-        """For each person a, {b: what b is to a} over everybody with a word for it."""
+    def kin(self) -> list[dict[int, RelationType]]:
+        """For each person a, the relations {b: relation of b to a} that have a word."""
         return [self._kin_of(person, a) for a, person in enumerate(self.people)]
 
-    def _kin_of(self, person: Person, a: int) -> dict[int, Kind]:
+    def _kin_of(self, person: Person, a: int) -> dict[int, RelationType]:
         siblings = self._siblings(a)
-        groups: dict[Kind, list[int]] = {
+        groups: dict[RelationType, list[int]] = {
             "parent": person.parents,
             "child": person.children,
             "sibling": siblings,
@@ -276,24 +277,24 @@ class Family:
             "sibling_in_law": [b for s in person.spouses for b in self._siblings(s)]
             + [b for s in siblings for b in self.people[s].spouses],
         }
-        return {b: kind for kind, members in groups.items() for b in members}
+        return {b: relation for relation, members in groups.items() for b in members}
 
     def _siblings(self, a: int) -> list[int]:
         parents = self.people[a].parents
         return [c for c in self.people[parents[0]].children if c != a] if parents else []
 
     def add(self, gender: Gender) -> int:
-        """Adds somebody without relatives; returns their place."""
+        """Adds a person without relatives; returns their index."""
         self.people.append(Person(gender))
         return len(self.people) - 1
 
     def marry(self, a: int, b: int) -> tuple[int, int]:
-        """Makes two people spouses; returns them."""
+        """Marries two people; returns them."""
         self.people[a].spouses, self.people[b].spouses = [b], [a]
         return a, b
 
     def beget(self, a: int, b: int, gender: Gender) -> int:
-        """Adds a child of the couple; returns its place."""
+        """Adds a child of the couple; returns its index."""
         child = self.add(gender)
         self.people[child].parents = [a, b]
         self.people[a].children.append(child)
@@ -302,16 +303,16 @@ class Family:
 
 
 @cache
-def family(seed: int, number: int) -> Family:
-    """Returns genealogy `number` of a seed over four generations, some 60 people."""
-    draws, grown = Draws(f"family/{seed}/{number}"), Family()
+def family(seed: int, index: int) -> Family:
+    """Returns genealogy `index` of a seed: four generations, about 60 people."""
+    draws, grown = Draws(f"family/{seed}/{index}"), Family()
 
     def couple() -> tuple[int, int]:
-        """Adds two who are married."""
+        """Adds a married couple."""
         return grown.marry(grown.add("male"), grown.add("female"))
 
     def children(a: int, b: int, least: int, most: int) -> list[int]:
-        """Adds some children of two parents."""
+        """Adds `least` to `most` children of a couple."""
         count = draws.between(least, most)
         return [grown.beget(a, b, draws.pick(GENDERS)) for _ in range(count)]
 
@@ -340,23 +341,23 @@ def family(seed: int, number: int) -> Family:
 
 
 class Fact(NamedTuple):
-    """`b` is `a`'s `kind`; people are places in their family."""
+    """`b` is the `relation` of `a`; people are indices in their family."""
 
     a: int
     b: int
-    kind: Kind
+    relation: RelationType
 
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """What is stated, asked and answered.
+    """A story with its question and answer.
 
     Attributes:
-        facts: The chain from the first person to the last, in its order.
+        facts: The chain from the first person to the last, in order.
         stated: All facts in the order of the sentences, distractors included.
-        names: Name of each person in the story, by place in the family.
+        names: Name of each person in the story, by index in the family.
         prompt: Sentences and question, up to the answer.
-        answer: A space and what the chain's last person is to the first.
+        answer: A space and the relation of the chain's last person to the first.
     """
 
     facts: tuple[Fact, ...]
@@ -375,95 +376,94 @@ def write_story(
     distractors: int = 0,
     shuffle: bool = False,
 ) -> Story:
-    """Returns a story: a pure function of the arguments.
+    """Generates a story, as a pure function of the arguments.
 
-    No story is in two splits: the set of its names decides the split.
+    No story is in two splits, because the set of its names determines the split.
 
     Args:
-        seed: Of all stories and of the families they are about.
-        split: Which part of the corpus.
-        index: Number of the story in it.
-        hops: k, the facts between the two people that are asked about, in [1, `MOST_HOPS`].
-        distractors: Facts about people who have nothing to do with the answer, in
-            [0, `MOST_DISTRACTORS`].
-        shuffle: Whether facts are stated in any order, or as the chain goes.
+        seed: Seed of all stories and families.
+        split: Split of the story.
+        index: Index of the story in the split.
+        hops: Number k of facts between the two people in question, in [1, `MOST_HOPS`].
+        distractors: Number of facts that are irrelevant to the answer, in [0, `MOST_DISTRACTORS`].
+        shuffle: Whether facts are stated in random order or in the order of the chain.
     """
     draws = Draws(f"story/{seed}/{split}/{index}")
-    place, facts = chain(seed, hops, draws)
-    stated = _order(facts, distractions(place, facts, distractors, draws), shuffle, draws)
-    names = _names(place, stated, split, draws)
+    genealogy, facts = chain(seed, hops, draws)
+    stated = _order(facts, distractions(genealogy, facts, distractors, draws), shuffle, draws)
+    names = _names(genealogy, stated, split, draws)
     first, last = facts[0].a, facts[-1].b
-    sentences = [_sentence(place, fact, names, draws) for fact in stated]
+    sentences = [_sentence(genealogy, fact, names, draws) for fact in stated]
     question = QUESTION.format(a=names[first], b=names[last])
-    kind = place.relation(first, last)
-    assert kind is not None
+    relation = genealogy.relation(first, last)
+    assert relation is not None
     return Story(
         facts=tuple(facts),
         stated=tuple(stated),
         names=names,
         prompt=" ".join(sentences) + "\n" + question,
-        answer=" " + WORDS[kind][place.people[last].gender],
+        answer=" " + WORDS[relation][genealogy.people[last].gender],
     )
 
 
 def chain(seed: int, hops: int, draws: Draws) -> tuple[Family, list[Fact]]:
-    """Returns a family and k facts that lead through k + 1 of its people.
+    """Returns a family and k facts that connect k + 1 of its people.
 
-    As CLUTRR does: begin with one fact, which will be the answer, and replace facts by two that
-    imply them, until there are k. So the answer always follows from the facts. Each of the 22
+    As in CLUTRR, it starts with one fact, which becomes the answer, and replaces facts by two that
+    imply them until there are k, so the answer always follows from the facts. Each of the 22
     answers is equally likely.
     """
-    kind, gender = draws.pick(KINDS), draws.pick(GENDERS)
+    relation, gender = draws.pick(RELATION_TYPES), draws.pick(GENDERS)
     while True:
-        place = family(seed, draws.below(FAMILIES))
-        found = [
-            Fact(a, b, kind)
-            for a, kin in enumerate(place.kin)
+        genealogy = family(seed, draws.below(FAMILIES))
+        candidates = [
+            Fact(a, b, relation)
+            for a, kin in enumerate(genealogy.kin)
             for b, other in kin.items()
-            if other == kind and place.people[b].gender == gender
+            if other == relation and genealogy.people[b].gender == gender
         ]
-        facts: list[Fact] | None = [draws.pick(found)] if found else None
+        facts: list[Fact] | None = [draws.pick(candidates)] if candidates else None
         while facts and len(facts) < hops:
-            facts = _longer(place, facts, draws)
+            facts = _longer(genealogy, facts, draws)
         if facts:
-            return place, facts
+            return genealogy, facts
 
 
-def _longer(place: Family, facts: list[Fact], draws: Draws) -> list[Fact] | None:
-    """Returns the chain with one of its facts replaced by two, None where none can be."""
+def _longer(genealogy: Family, facts: list[Fact], draws: Draws) -> list[Fact] | None:
+    """Returns the chain with one of its facts replaced by two, or None if none can be."""
     used = people_of(facts)
     for i in draws.shuffled(range(len(facts))):
         a, b, _ = facts[i]
         ways = [
-            (Fact(a, c, kind), Fact(c, b, place.kin[c][b]))
-            for c, kind in place.kin[a].items()
-            if c not in used and (kind, place.relation(c, b)) in COMPOSITION
+            (Fact(a, c, relation), Fact(c, b, genealogy.kin[c][b]))
+            for c, relation in genealogy.kin[a].items()
+            if c not in used and (relation, genealogy.relation(c, b)) in COMPOSITION
         ]
         if ways:
             return [*facts[:i], *draws.pick(ways), *facts[i + 1 :]]
     return None
 
 
-def distractions(place: Family, facts: Sequence[Fact], count: int, draws: Draws) -> list[Fact]:
-    """Returns `count` facts, each about somebody of the chain and somebody new.
+def distractions(genealogy: Family, facts: Sequence[Fact], count: int, draws: Draws) -> list[Fact]:
+    """Returns up to `count` facts, each about a person of the chain and a new one.
 
-    Each hangs on the chain by one end, so that it implies nothing about the question. Where the
-    family has no more people, there are fewer.
+    Each touches the chain at one end only, so it implies nothing about the question. There are
+    fewer if the family runs out of people.
     """
     chained = sorted(people_of(facts))
     used, extra = set(chained), []
     for _ in range(count):
-        free = [(a, b) for a in chained for b in place.kin[a] if b not in used]
+        free = [(a, b) for a in chained for b in genealogy.kin[a] if b not in used]
         if not free:
             break
         a, b = draws.pick(free)
         used.add(b)
-        extra.append(Fact(a, b, place.kin[a][b]))
+        extra.append(Fact(a, b, genealogy.kin[a][b]))
     return extra
 
 
 def people_of(facts: Sequence[Fact]) -> set[int]:
-    """Returns everybody whom the facts are about."""
+    """Returns all people in the facts."""
     return {person for fact in facts for person in (fact.a, fact.b)}
 
 
@@ -471,34 +471,34 @@ def _order(facts: Sequence[Fact], extra: Sequence[Fact], shuffle: bool, draws: D
     if shuffle:
         return draws.shuffled([*facts, *extra])
     stated = list(facts)
-    for fact in extra:  # anywhere, the chain keeps its order
+    for fact in extra:  # at a random position; the chain keeps its order
         stated.insert(draws.below(len(stated) + 1), fact)
     return stated
 
 
-def _names(place: Family, stated: Sequence[Fact], split: Split, draws: Draws) -> dict[int, str]:
+def _names(genealogy: Family, stated: Sequence[Fact], split: Split, draws: Draws) -> dict[int, str]:
     while True:
         free = {gender: list(names) for gender, names in NAMES.items()}
         names = {}
         for person in sorted(people_of(stated)):
-            pool = free[place.people[person].gender]
+            pool = free[genealogy.people[person].gender]
             names[person] = pool.pop(draws.below(len(pool)))
         if split_of_names(names.values()) == split:
             return names
 
 
 def split_of_names(names: Iterable[str]) -> Split:
-    """Returns the split of a story about people of these names: 8 of 10 sets of names train."""
+    """Returns the split of a story about people with these names; 8 of 10 sets of names train."""
     share = zlib.crc32(" ".join(sorted(names)).encode()) % 10
     return next(split for split, shares in _SHARES.items() if share in shares)
 
 
-def _sentence(place: Family, fact: Fact, names: dict[int, str], draws: Draws) -> str:
-    return draws.pick(SENTENCES[fact.kind]).format(
+def _sentence(genealogy: Family, fact: Fact, names: dict[int, str], draws: Draws) -> str:
+    return draws.pick(SENTENCES[fact.relation]).format(
         a=names[fact.a],
         b=names[fact.b],
-        r=WORDS[fact.kind][place.people[fact.b].gender],
-        his=POSSESSIVE[place.people[fact.a].gender],
+        r=WORDS[fact.relation][genealogy.people[fact.b].gender],
+        his=POSSESSIVE[genealogy.people[fact.a].gender],
     )
 
 
@@ -506,37 +506,38 @@ def _sentence(place: Family, fact: Fact, names: dict[int, str], draws: Draws) ->
 
 
 class Kinship(AnswerDataModule):
-    """Stories of k stated relations that end in a question, after CLUTRR (arXiv 1908.06177).
+    """Stories of k stated relations followed by a question, after CLUTRR (arXiv 1908.06177).
 
     Train and validation stories are short, test stories longer. The hop counts of a split have
-    equally many stories, up to one, and accuracy is reported for each. No story is in two splits.
+    equally many stories (up to one), and accuracy is reported for each. No story is in two splits.
     Nothing is downloaded.
 
-    Validation does not measure composing: short chains have few sequences of kinds, and nearly all
-    of those in validation occur in training, so a table of them answers it. The test does: no
-    sequence that long was seen.
+    Validation does not measure composition: short chains have few sequences of relations, and
+    nearly all sequences in validation occur in training, so a lookup table would suffice. The test
+    does: it has longer sequences than training.
 
-    `val_fraction` and `test_fraction` have no effect: the splits have sizes of their own.
+    `val_fraction` and `test_fraction` have no effect, because the splits have explicit sizes.
 
     NOTE(paper): Thoughtbubbles (Fig. 7) names CLUTRR but neither lengths nor sizes. Hops 2 to 4 for
-    training and up to 10 for the test follow CLUTRR's own experiments, the sizes are ours. CLUTRR's
-    sentences are crowd-sourced and its rules partly held out; ours are templates and all rules
+    training and up to 10 for the test follow CLUTRR's experiments; the sizes are ours. CLUTRR's
+    sentences are crowd-sourced and some of its rules held out; ours are templates and all rules
     occur in training.
 
     Args:
         hops: Stated relations per training and validation story, one or several numbers.
-        test_hops: The same of the test stories.
-        train_stories: Training stories.
-        val_stories: Validation stories; 0: no such split.
-        test_stories: Test stories; 0: no such split.
-        distractors: Further facts per story, without effect on the answer.
-        shuffle_facts: Whether the facts are stated in any order; else as the chain goes.
+        test_hops: Stated relations per test story.
+        train_stories: Number of training stories.
+        val_stories: Number of validation stories; 0 omits the split.
+        test_stories: Number of test stories; 0 omits the split.
+        distractors: Further facts per story that are irrelevant to the answer.
+        shuffle_facts: Whether the facts are stated in random order instead of the chain's.
         story_seed: Seed of the stories and their families, non-negative; story i of a split is a
             pure function of (story_seed, split, i).
         **kwargs: See `AnswerDataModule`.
 
     Raises:
-        ValueError: An argument is out of its range; in `setup`: a story is longer than block_size.
+        ValueError: If an argument is out of range; in `setup`, if a story is longer than
+            block_size.
     """
 
     not_in_source: ClassVar[frozenset[str]] = AnswerDataModule.not_in_source | {
@@ -562,11 +563,11 @@ class Kinship(AnswerDataModule):
         for key, counts in (("hops", hops), ("test_hops", test_hops)):
             if not counts or not all(1 <= count <= MOST_HOPS for count in counts):
                 raise ValueError(f"{key}={list(counts)} must be numbers from 1 to {MOST_HOPS}.")
-        problems = outside(1, train_stories=train_stories)
-        problems += outside(
+        problems = range_problems(1, train_stories=train_stories)
+        problems += range_problems(
             0, val_stories=val_stories, test_stories=test_stories, story_seed=story_seed
         )
-        refuse(problems + outside(0, MOST_DISTRACTORS, distractors=distractors))
+        raise_problems(problems + range_problems(0, MOST_DISTRACTORS, distractors=distractors))
         self._hops: dict[Split, Sequence[int]] = {"train": hops, "val": hops, "test": test_hops}
         sizes = (train_stories, val_stories, test_stories)
         self._sizes: dict[Split, int] = dict(zip(SPLITS, sizes, strict=True))
@@ -583,7 +584,7 @@ class Kinship(AnswerDataModule):
         return f"Set {split}_stories above 0."
 
     def repeats_cure(self) -> None:
-        """Returns None: no story is in two splits."""
+        """Returns None, because no story is in two splits."""
 
     def questions(self, split: Split) -> Iterator[tuple[str, str]]:
         """Yields (story with question, answer) of a split."""

@@ -1,4 +1,4 @@
-"""Questions with reasoning and answers as a data module: what every task of this kind shares."""
+"""Base data module for questions with reasoning steps and answers."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -9,19 +9,19 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.base import LanguageDataModule, limited_batches, none_of, outside
+from datamodules.base import LanguageDataModule, choice_problems, limited_batches, range_problems
 from datamodules.corpus import REMOVE_REPEATS, Repeats, split_of
 from datamodules.local_corpora import FILE_KEYS, Patterns, files_of_splits, identify
 from datamodules.order import RowOrder
 from datamodules.reasoning.batches import ReasoningSource
-from datamodules.reasoning.examples import Example, Wording
+from datamodules.reasoning.examples import Example, FixedTokens
 from datamodules.reasoning.preparation import (
     KEPT,
     VERSION,
     Examples,
     ExampleStore,
     Reports,
-    in_words,
+    format_reports,
     prepare_examples,
     why_empty,
 )
@@ -36,17 +36,17 @@ Row = TypeVar("Row")
 
 
 class FileSplits:
-    """Where the rows of each split are.
+    """Locations of the rows of each split.
 
     Args:
-        patterns: Paths and globs of each split; None for all: the rows are not in files.
+        patterns: Paths and globs of each split, all None if the rows are not in files.
         check: Raises a ValueError for a file that cannot be read.
-        val_fraction: Share of the training rows held out for validation, if it has none of its own.
-        test_fraction: The same for the test.
-        own: Splits that have rows of their own without files.
+        val_fraction: Share of the training rows held out for validation if it has no separate rows.
+        test_fraction: Share of the training rows held out for the test if it has no separate rows.
+        published: Splits that have separate rows without files.
 
     Raises:
-        ValueError: There are files of other splits, but none for training.
+        ValueError: If there are files of other splits, but none for training.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FileSplits:
         *,
         val_fraction: float,
         test_fraction: float,
-        own: Iterable[Split] = (),
+        published: Iterable[Split] = (),
     ) -> None:
         self._patterns, self._check = patterns, check
         self._fractions: dict[Split, float] = {"val": val_fraction, "test": test_fraction}
@@ -64,31 +64,31 @@ class FileSplits:
         named = [FILE_KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
         if named and not self.has_files:
             raise ValueError(
-                f"{' and '.join(named)} name files, and data_files none. Set data.data_files too: "
-                "all splits come from files, or none does."
+                f"{' and '.join(named)} name files, but data_files none. Set data.data_files too: "
+                "either all splits come from files or none does."
             )
-        found = {split for split in SPLITS if patterns[split] is not None}
-        self._own = found if self.has_files else set(own)
+        named_splits = {split for split in SPLITS if patterns[split] is not None}
+        self._own = named_splits if self.has_files else set(published)
 
     @cached_property
     def files(self) -> dict[Split, list[Path]]:
-        """The files of each split, in reading order.
+        """Files of each split, in reading order.
 
         Raises:
-            ValueError: A file is missing, of unknown format, or in two splits.
+            ValueError: If a file is missing, of unknown format, or in two splits.
         """
         return files_of_splits(self._patterns, self._check)
 
     @property
     def shares(self) -> dict[str, float]:
-        """The shares of the training rows that are held out."""
+        """Held-out shares of the training rows."""
         return {
             f"{split}_fraction": 0.0 if split in self._own else fraction
             for split, fraction in self._fractions.items()
         }
 
     def source(self) -> dict[str, Any]:
-        """Returns what identifies the rows of files: names, sizes, hashes, and shares."""
+        """Returns the identity of the rows: file names, sizes and hashes, and shares."""
         if not self.has_files:
             return self.shares
         files = {split: [identify(path) for path in paths] for split, paths in self.files.items()}
@@ -99,7 +99,7 @@ class FileSplits:
         return split == "train" or split in self._own or self._fractions[split] > 0
 
     def how_to_get(self, split: Split) -> str:
-        """Returns what gives an empty split rows, for messages."""
+        """Returns the remedy for an empty split, for messages."""
         if split == "train":
             return "Check data.data_files."
         share, key = self._fractions[split], FILE_KEYS[split]
@@ -109,8 +109,8 @@ class FileSplits:
         """Yields the rows of a split.
 
         Args:
-            split: Which.
-            read: Yields the rows of a source of its own, in an order that never changes.
+            split: Split to read.
+            read: Yields the rows of a separate source, in an order that never changes.
         """
         if split != "train" and split in self._own:
             yield from read(split)
@@ -124,45 +124,45 @@ class FileSplits:
 
 
 class ReasoningDataModule(LanguageDataModule):
-    """Questions, the steps that lead to their answers, and the answers, as batches.
+    """Batches of questions, reasoning steps and answers.
 
-    A task writes `examples(split)`; where it has splits of its own sizes, `expects` and
-    `how_to_get`; what its accuracies are grouped by, `group_name`; and how an answer is judged,
-    `is_right`. What it counts while it makes examples it reports with `notice`; the counts are in
-    meta.json and in `report`.
+    A task implements `examples(split)`, and overrides `expects` and `how_to_get` for splits of
+    explicit sizes, `group_name` for the grouping of accuracies, and `is_right` for the grading of
+    answers. While it generates examples, it reports counts with `notice`; they appear in meta.json
+    and in `report`.
 
-    The rows are the same for every method, which lays them out itself. See `batches` for the keys.
-    A row of text is: query, then for each step `step_separator` and the step, then
-    `answer_prefix`, the answer, and an EOS.
+    The rows are the same for every method, which builds its inputs from them. See `batches` for the
+    keys. A row of text has the query, `step_separator` and text of each step, `answer_prefix`, the
+    answer, and an EOS.
 
-    `val_fraction` and `test_fraction` have no effect, unless a task says that it splits by them;
-    that task takes them out of its `not_in_source`.
+    `val_fraction` and `test_fraction` have no effect, unless a task splits by them and removes them
+    from its `not_in_source`.
 
     Args:
-        block_size: Most tokens of a row of text, the EOS before the query and the one after
-            the answer counted. Batches are only as wide as their rows need.
-        train_windows: 'packed' has each example once an epoch, in a new order; 'random' draws
+        block_size: Maximum tokens of a row of text, including the EOS before the query and the EOS
+            after the answer. Batches are only as wide as their rows need.
+        train_windows: 'packed' visits each example once an epoch, in a new order; 'random' draws
             examples with replacement.
-        max_length: Training examples with more tokens than this, counted as for block_size, are
-            left out and counted; null: all are kept. Examples of other splits are left out only
-            where they are longer than block_size.
-        answer_prefix: Fixed text before every answer, unscored and given at inference too. The
-            state after the last chunk of a query enters here (methods of one latent state a
-            chunk), so it must not be empty.
-        step_separator: Text before every step where steps are written out.
-        question_first: Whether the question stands before what it is about (Thinking States,
-            Fig. 5), where the task has a question that can be distinguished.
+        max_length: Maximum tokens of a training example, counted as for block_size; longer ones are
+            left out and counted. Null keeps all. Examples of other splits are left out only if they
+            are longer than block_size.
+        answer_prefix: Fixed text before every answer, unscored and also given at inference. In
+            methods with one latent state per chunk, the state after the last chunk of a query
+            enters here, so it must not be empty.
+        step_separator: Text before every step in a written chain of thought.
+        question_first: Whether the question precedes its context (Thinking States, Fig. 5), if the
+            task can separate them.
         **kwargs: See `LanguageDataModule` and `TextCorpus`.
 
     Raises:
-        ValueError: An argument is out of its range; in `setup`: a row of the training is longer
-            than block_size.
+        ValueError: If an argument is out of range; in `setup`, if a training row is longer than
+            block_size.
     """
 
     rows: ClassVar[str] = "reasoning"
     document_noun: ClassVar[str] = "question"
     group_name: ClassVar[str] = "group"
-    """What ``group`` counts, in results."""
+    """Name of ``group`` in results."""
     not_in_source: ClassVar[frozenset[str]] = LanguageDataModule.not_in_source | {
         "block_size",
         "train_windows",
@@ -190,7 +190,7 @@ class ReasoningDataModule(LanguageDataModule):
         self._noticed: Counter[str] = Counter()
         super().__init__(**kwargs)
 
-    # What a task writes
+    # Implemented by tasks
 
     @abstractmethod
     def examples(self, split: Split) -> Iterable[Example]:
@@ -208,31 +208,31 @@ class ReasoningDataModule(LanguageDataModule):
         return f"{type(self).__name__} has no examples for it."
 
     def repeats_cure(self) -> str | None:
-        """Returns the advice where several splits have a question; None: repeats are not sought."""
+        """Returns the advice on questions in several splits, or None to skip that check."""
         return REMOVE_REPEATS
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a written answer is the right one; here: equal but for outer spaces.
+        """Returns whether a generated answer is correct, ignoring surrounding white space.
 
         Args:
-            text: What a model wrote after the answer prefix.
+            text: Text that a model generated after the answer prefix.
             answer: The example's answer.
         """
         return text.strip() == answer.strip()
 
     def notice(self, name: str, count: int = 1) -> None:
-        """Counts something about the split whose examples are being made, for `report`.
+        """Adds to a count of the split whose examples are being generated, for `report`.
 
         Args:
-            name: What, in words for people, e.g. "steps placed by a tie".
-            count: How often.
+            name: Human-readable description, e.g. "steps placed by a tie".
+            count: Number of occurrences.
         """
         self._noticed[name] += count
 
     # Text
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the texts of a split one by one: queries, steps, answers, as often as in rows."""
+        """Yields the texts of a split: queries, steps, answers, as often as in rows."""
         for example in self.examples(split):
             yield example.query
             for step in example.steps:
@@ -244,8 +244,8 @@ class ReasoningDataModule(LanguageDataModule):
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
-        problems += outside(1, block_size=self.block_size, max_length=self.max_length)
-        problems += none_of(("packed", "random"), train_windows=self.train_windows)
+        problems += range_problems(1, block_size=self.block_size, max_length=self.max_length)
+        problems += choice_problems(("packed", "random"), train_windows=self.train_windows)
         if not self.answer_prefix:
             problems.append("answer_prefix='' must not be empty, e.g. '\\nThe answer is'")
         if not self.step_separator:
@@ -255,13 +255,13 @@ class ReasoningDataModule(LanguageDataModule):
     # Preparing
 
     def prepare_data(self) -> None:
-        """Tokenises and aligns the examples into `store_dir`, unless that is done.
+        """Tokenises and aligns the examples into `store_dir`, unless the store exists.
 
-        Logs how many were kept and left out.
+        Logs the numbers of kept and omitted examples.
 
         Raises:
-            ValueError: An expected split has no examples, or a problem of the task or the
-                tokenizer.
+            ValueError: If an expected split has no examples, or the task or the tokenizer has a
+                problem.
         """
         if not self.store_dir.exists():
             rank_zero_info(f"Preparing {self.store_dir}")
@@ -279,16 +279,16 @@ class ReasoningDataModule(LanguageDataModule):
         self._verify_for_training()
         self._warn_of_repeats()
         if wrote:
-            rank_zero_info(f"{type(self).__name__}: {in_words(self.report())}")
+            rank_zero_info(f"{type(self).__name__}: {format_reports(self.report())}")
         self._log_commits()
 
     def _pinned_description(self) -> dict[str, Any]:
-        """Returns what meta.json says of the source, which is settled, e.g. at a commit."""
+        """Returns the description for meta.json, with the source pinned, e.g. to a commit."""
         origin = dict(self.pin(None))
         return {**self._description(), "origin": origin, "notes": self._log_notes()}
 
     def _counted_examples(self, split: Split) -> Iterator[Example]:
-        """Yields the examples of a split; what is noticed meanwhile is about it."""
+        """Yields the examples of a split, counting its notices from zero."""
         self._noticed.clear()  # a tokenizer may have been trained on the same examples
         for example in self.examples(split):
             if self._repeats is not None:
@@ -306,7 +306,7 @@ class ReasoningDataModule(LanguageDataModule):
         """Opens the store.
 
         Raises:
-            ValueError: It is missing or damaged, or block_size is too short for a row of training.
+            ValueError: If it is missing or damaged, or a training row is longer than block_size.
         """
         super().setup(stage)
         lengths = {
@@ -320,7 +320,7 @@ class ReasoningDataModule(LanguageDataModule):
     def _store(self) -> ExampleStore:
         return ExampleStore(self.store_dir)
 
-    # What was prepared
+    # Prepared data
 
     def stored(self, split: Split) -> Examples:
         """Returns the tokenised examples of a split of the prepared data."""
@@ -328,55 +328,56 @@ class ReasoningDataModule(LanguageDataModule):
         return self._store.examples(split, self.tokenizer.token_bytes.numpy())
 
     def report(self) -> dict[Split, dict[str, int]]:
-        """Returns, for each split, what was read, kept, left out and why, and what was noticed."""
+        """Returns counts per split: examples read, kept, left out by reason, and notices."""
         return {split: self._store.report(split) for split in SPLITS}
 
     def longest_thought(self, chunk_size: int) -> int:
-        """Returns the tokens of the longest thought in training; see `Examples.longest_thought`.
+        """Returns the length of the longest thought in training; see `Examples.longest_thought`.
 
-        Models that think in at most that many tokens cut it at inference.
+        Models limit thoughts to this length at inference.
         """
         return self.stored("train").longest_thought(chunk_size)
 
-    def wording(self) -> Wording:
+    def wording(self) -> FixedTokens:
         """Returns the ids of the answer prefix and of the step separator."""
         return self._wording(self.tokenizer)
 
-    def _wording(self, tokenizer: Tokenizer) -> Wording:
+    def _wording(self, tokenizer: Tokenizer) -> FixedTokens:
         fixed = (self.answer_prefix, self.step_separator)
         prefix, separator = (tokenizer.encode_continuation(text) for text in fixed)
-        return Wording(tuple(prefix), tuple(separator))
+        return FixedTokens(tuple(prefix), tuple(separator))
 
     # Batches
 
     @property
     def block_size(self) -> int:
-        """Most tokens of a row of text."""
+        """Maximum tokens of a row of text."""
         return self._block_size
 
     def row_tokens(self, split: Split) -> int:
-        """Returns how many tokens a row has when a split is scored, on average.
+        """Returns the mean number of tokens per row of a split.
 
-        Those of the query, the answer prefix and the answer: which steps a model writes is its own.
+        It covers the query, the answer prefix and the answer, but not the steps, which each model
+        writes itself.
         """
         mean = self.stored(split).mean_query_and_answer()
         return round(mean) + len(self.wording().answer_prefix)
 
     def training_source(self) -> ReasoningSource:
-        """Returns the training batches of this rank by number.
+        """Returns the training batches of this rank by index.
 
         Raises:
-            ValueError: The train split is too small for one batch.
+            ValueError: If the train split is too small for one batch.
         """
         return self._source("train", self._training_rows(), training=True)
 
     def evaluation_source(self, split: Split) -> ReasoningSource:
-        """Returns the batches of this rank that have every example of a split once, in order.
+        """Returns this rank's batches, which cover every example of a split once, in order.
 
         Examples longer than block_size are left out; see `left_out`.
 
         Raises:
-            ValueError: The split is empty, or all of its examples are too long.
+            ValueError: If the split is empty, or all of its examples are too long.
         """
         self._refuse_empty(split, len(self.stored(split)))
         rows: Rows = {"batch_size": self.eval_batch_size, **self._ranks()}
@@ -403,7 +404,7 @@ class ReasoningDataModule(LanguageDataModule):
         )
 
     def _epoch_batches(self, available: int) -> int | None:
-        """Returns the batches of an epoch of the trainer; None where all epochs are the first."""
+        """Returns the batches of a trainer epoch, or None if all epochs repeat the first."""
         if self.trainer is None:
             return available
         if getattr(self.trainer, "overfit_batches", 0) > 0:  # set by Trainer, not declared
@@ -411,23 +412,24 @@ class ReasoningDataModule(LanguageDataModule):
         return limited_batches(available, self.trainer.limit_train_batches)
 
     def _counter(self) -> Any:
-        """Returns what counts the normalisers of the trainer's model in a batch, if it has that."""
+        """Returns the trainer's model's counter of normalisers, if it has one."""
         model = None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
         return getattr(model, "counter", None)
 
     def prompt_source(self, prompts: Sequence[str]) -> BatchSource:
-        """Refuses: a question without its answer has nothing to score.
+        """Raises: a question without its answer has nothing to score.
 
         Raises:
             ValueError: Always.
         """
         raise ValueError(
-            f"predict scores the tokens of prompts, and {type(self).__name__} has questions, of "
-            "which only the answers are scored. Use `python evaluate.py reason` for answers to the "
-            "questions of a split, or `python evaluate.py generate` for those to your own."
+            f"predict scores the tokens of prompts, and {type(self).__name__} has questions whose "
+            "answers alone are scored. Use `python evaluate.py reason` for answers to the "
+            "questions of a split, or `python evaluate.py generate` for answers to other "
+            "questions."
         )
 
     def order(self) -> dict[str, Any]:
-        """Returns everything but the data and world size that decides what is in batch n."""
+        """Returns the settings that, with data and world size, determine batch n."""
         keys = ("batch_size", "train_windows", "seed")
         return {key: getattr(self, key) for key in keys}

@@ -1,21 +1,21 @@
-"""Where in a question each step of its solution can be taken: a rule that reads numbers alone.
+"""A rule that places each step of a solution in its question, based on numbers alone.
 
 A step is an equation. Its operands come from the question (`mentions_of`) or are results of earlier
-steps. Its marker stands at the earliest place where all of them have appeared, and never before
+steps. Its marker is at the earliest position at which all of them have appeared, and never before
 the marker of an earlier step.
 
 Ties: a number may be mentioned several times, or be mentioned and also be a result. The rule takes
 the earliest of these sources; a step that uses a value k times takes the k earliest. A source that
-is only implied (12 by a "year") counts only for a value without any other. An operand 1 that is
-mentioned nowhere is taken for granted. Any other operand without a source is missing: the step
-then goes to the end of the question, and so do all after it.
+is only implied (12 by a "year") counts only for a value without any other. An operand 1 needs no
+source. Any other operand without a source is missing: the step then goes to the end of the
+question, and so do all later steps.
 
-NOTE(paper): the paper lets a language model place the steps (`teacher`), which reads what the
-question is about. The rule does not: it places a step as soon as its numbers are there, also where
-only the question at the end says that they are to be added. `Placing.at` and
-`Placing.last_at_end` wait longer.
+NOTE(paper): in the paper a language model places the steps (`teacher`), which understands the
+question. The rule places a step as soon as its numbers have appeared, even if only the question at
+the end says that they are to be added. `PlacementRule.at` and `PlacementRule.last_at_end` wait
+longer.
 
-What a text mentions:
+Numbers that a text mentions:
 
 | written | stated | implied |
 |---|---|---|
@@ -50,7 +50,7 @@ STATED = _table("""
     half 1/2 2 1, halve 1/2 2 1, quarter 1/4 4 1, once 1, twice 2, double 2, couple 2, pair 2,
     both 2, twin 2, thrice 3, triple 3, triplet 3, quadruple 4, dozen 12
 """)
-"""Words that say a number by themselves; it may be multiplied by, or divided by."""
+"""Words that state a number, which may be a factor or a divisor."""
 
 IMPLIED = _table("""
     minute 60, hour 60 24, day 24 7 30 365, week 7 52 4 5, weekend 2, month 12 30 4,
@@ -59,9 +59,9 @@ IMPLIED = _table("""
     inch 12, foot 12 3, feet 12 3, yard 3 36, ounce 16, pound 16, gallon 4 16,
     square 4, triangle 3, bicycle 2, car 4, parent 2
 """)
-"""What a word lets a reader know without saying it: 12 for a year, 100 for a percentage.
+"""Numbers that a word implies: 12 for a year, 100 for a percentage.
 
-Words of both tables are in the singular and without endings.
+Words of both tables are singular and without endings.
 """
 
 _ONES = (
@@ -77,9 +77,9 @@ _PARTS = {"half": 2, "halve": 2, "quarter": 4}
 _PARTS |= {word: value for value, word in enumerate(_ORDINALS.split(), start=3)}
 
 
-def _any(words: Iterable[str]) -> str:
+def _any(choices: Iterable[str]) -> str:
     """Returns a group that matches the longest of the words."""
-    return f"(?:{'|'.join(sorted(words, key=len, reverse=True))})"
+    return f"(?:{'|'.join(sorted(choices, key=len, reverse=True))})"
 
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
@@ -94,7 +94,7 @@ _NUMBER = re.compile(
     r"(?:(?P<percent>\s?%|[-\s]percent\b)|(?P<cents>\s?\u00a2|[-\s]cents?\b))?",
     re.IGNORECASE,
 )
-_FOLLOWING = re.compile(  # what makes another number of the one before it
+_FOLLOWING = re.compile(  # modifies the number before it
     rf"[-\s](?P<scale>{_SCALE})s?\b"
     rf"|[-\s](?P<part>{_PART})s?\b"
     r"|\sand\s(?:a|one)[-\s](?P<half>half)\b"
@@ -106,13 +106,13 @@ _SIGNS = {"$": "dollar", "%": "percent"}
 
 
 @dataclass(frozen=True)
-class Mention:
+class NumberMention:
     """A number in a text.
 
     Attributes:
         value: The number.
         end: Offset after its last character.
-        stated: Whether it is said, else a reader knows it from what is said.
+        stated: Whether the text states it; otherwise the text implies it.
     """
 
     value: Fraction
@@ -125,72 +125,72 @@ def number(written: str) -> Fraction:
     return Fraction(written.replace(",", ""))
 
 
-def mentions_of(text: str) -> list[Mention]:
-    """Returns all numbers that a text mentions, in their order; a place may mention several."""
-    found = [*_numbers(text), *_words(text)]
-    unique = dict.fromkeys(sorted(found, key=lambda m: (m.end, not m.stated, m.value)))
+def mentions_of(text: str) -> list[NumberMention]:
+    """Returns all numbers that a text mentions, in order; several may end at one position."""
+    mentions = [*_numbers(text), *_words(text)]
+    unique = dict.fromkeys(sorted(mentions, key=lambda m: (m.end, not m.stated, m.value)))
     return list(unique)
 
 
-def _numbers(text: str) -> Iterator[Mention]:
+def _numbers(text: str) -> Iterator[NumberMention]:
     for match in _NUMBER.finditer(text):
-        words = (match["words"] or "").lower()
-        value = _cardinal(words) if words else number(match["digits"])
+        spelled = (match["words"] or "").lower()
+        value = _cardinal(spelled) if spelled else number(match["digits"])
         following = _FOLLOWING.match(text, match.end())
         if match["percent"]:
             yield from _percent(value, match.end())
         elif match["cents"]:
-            yield from (Mention(v, match.end()) for v in (value, value / 100))
-        elif words != "a":
-            yield Mention(value, match.end("words" if words else "digits"))
+            yield from (NumberMention(v, match.end()) for v in (value, value / 100))
+        elif spelled != "a":
+            yield NumberMention(value, match.end("words" if spelled else "digits"))
         if match["below"] and number(match["below"]):
             yield from _fraction(value, number(match["below"]), match.end())
         if following is not None:
             yield from _composed(value, following)
 
 
-def _cardinal(words: str) -> Fraction:
+def _cardinal(spelled: str) -> Fraction:
     """Returns the value of "seven", "twenty-five", or 1 for "a"."""
-    return Fraction(sum(_CARDINALS.get(word, 1) for word in re.findall("[a-z]+", words)))
+    return Fraction(sum(_CARDINALS.get(word, 1) for word in re.findall("[a-z]+", spelled)))
 
 
-def _composed(value: Fraction, following: re.Match[str]) -> Iterator[Mention]:
-    """Yields what a number means together with what stands after it."""
+def _composed(value: Fraction, following: re.Match[str]) -> Iterator[NumberMention]:
+    """Yields the number that a value forms with the text after it."""
     end = following.end()
     if following["scale"]:
-        yield Mention(value * _SCALES[following["scale"].lower()], end)
+        yield NumberMention(value * _SCALES[following["scale"].lower()], end)
     elif following["part"]:
         yield from _fraction(value, Fraction(_PARTS[following["part"].lower()]), end)
     elif following["half"]:
-        yield Mention(value + Fraction(1, 2), end)
+        yield NumberMention(value + Fraction(1, 2), end)
     elif int(following["below"]):
-        yield Mention(value + Fraction(int(following["above"]), int(following["below"])), end)
+        yield NumberMention(value + Fraction(int(following["above"]), int(following["below"])), end)
 
 
-def _fraction(above: Fraction, below: Fraction, end: int) -> Iterator[Mention]:
+def _fraction(above: Fraction, below: Fraction, end: int) -> Iterator[NumberMention]:
     """Yields a fraction and its denominator; the numerator is mentioned before it."""
-    yield from (Mention(value, end) for value in (below, above / below))
-    yield from (Mention(v, end, stated=False) for v in (1 - above / below, below - above))
+    yield from (NumberMention(value, end) for value in (below, above / below))
+    yield from (NumberMention(v, end, stated=False) for v in (1 - above / below, below - above))
 
 
-def _percent(value: Fraction, end: int) -> Iterator[Mention]:
-    yield from (Mention(stated, end) for stated in (value, value / 100))
+def _percent(value: Fraction, end: int) -> Iterator[NumberMention]:
+    yield from (NumberMention(stated, end) for stated in (value, value / 100))
     hundred = Fraction(100)
     for implied in (hundred, hundred - value, hundred + value):
-        yield Mention(implied, end, stated=False)
+        yield NumberMention(implied, end, stated=False)
     for implied in (1 - value / 100, 1 + value / 100, 1 / hundred):
-        yield Mention(implied, end, stated=False)
+        yield NumberMention(implied, end, stated=False)
 
 
-def _words(text: str) -> Iterator[Mention]:
-    """Yields what single words say and imply."""
+def _words(text: str) -> Iterator[NumberMention]:
+    """Yields the numbers that single words state and imply."""
     for match in _WORD.finditer(text):
         word = match[0].lower()
         word = _SIGNS.get(word, word)
         for form in _stems(word):
-            yield from (Mention(value, match.end()) for value in STATED.get(form, ()))
+            yield from (NumberMention(value, match.end()) for value in STATED.get(form, ()))
             yield from (
-                Mention(value, match.end(), stated=False) for value in IMPLIED.get(form, ())
+                NumberMention(value, match.end(), stated=False) for value in IMPLIED.get(form, ())
             )
 
 
@@ -215,14 +215,14 @@ _ENDS: dict[At, re.Pattern[str]] = {
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where the steps of a question were placed, and how.
+class StepPlacement:
+    """Positions of a question's steps, and the rule's verdicts.
 
     Attributes:
         markers: Offset in the question of each step's marker, non-decreasing.
-        verdicts: Of each step: 'decided' if its sources leave no choice that would move its marker,
-            'tie' if they do, 'missing' if an operand has no source.
-        implied: Of each step: whether a source is only implied.
+        verdicts: For each step, 'decided' if no choice of sources would move its marker, 'tie' if
+            one would, 'missing' if an operand has no source.
+        implied: For each step, whether a source is only implied.
     """
 
     markers: tuple[int, ...]
@@ -242,8 +242,8 @@ _WORDS: dict[Verdict, str] = {
 }
 
 
-def counts_of(placed: Placed) -> dict[str, int]:
-    """Returns how the rule placed the steps of one problem, in words for reports."""
+def counts_of(placed: StepPlacement) -> dict[str, int]:
+    """Returns the counts of a problem's verdicts, by description for reports."""
     steps = {f"rule: steps {_WORDS[v]}": placed.verdicts.count(v) for v in VERDICTS}
     examples = {f"rule: examples {_WORDS[v]}": int(v == placed.verdict) for v in VERDICTS}
     implied = {"rule: steps with an operand that is only implied": sum(placed.implied)}
@@ -251,14 +251,14 @@ def counts_of(placed: Placed) -> dict[str, int]:
 
 
 def operands(equation: str) -> list[Fraction]:
-    """Returns the numbers before the last "=" of an equation, in order, repeated as there."""
+    """Returns the numbers before the last "=" of an equation, in order and with repeats."""
     return [number(digits) for digits in _OPERAND.findall(_sides(equation)[0])]
 
 
 def result(equation: str) -> Fraction | None:
-    """Returns the number after the last "=" of an equation; None if there is not just one."""
-    found = _OPERAND.findall(_sides(equation)[1])
-    return number(found[0]) if len(found) == 1 else None
+    """Returns the number after the last "=" of an equation, or None unless there is exactly one."""
+    digits = _OPERAND.findall(_sides(equation)[1])
+    return number(digits[0]) if len(digits) == 1 else None
 
 
 def _sides(equation: str) -> tuple[str, str]:
@@ -267,16 +267,16 @@ def _sides(equation: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Placing:
-    """The rule, with how long it waits.
+class PlacementRule:
+    """The placement rule and its options.
 
     Attributes:
-        at: Where a marker stands: right after the last operand, or at the end of the clause or
-            the sentence that it is in.
-        last_at_end: Whether the last step always stands at the end of the question.
+        at: Position of a marker: right after the last operand, or at the end of its clause or
+            sentence.
+        last_at_end: Whether the last step is always at the end of the question.
 
     Raises:
-        ValueError: `at` is none of its values.
+        ValueError: If `at` is not one of its values.
     """
 
     at: At = "operand"
@@ -287,11 +287,11 @@ class Placing:
         if self.at not in get_args(At):
             raise ValueError(f"place_at={self.at!r} must be one of {', '.join(get_args(At))}.")
 
-    def __call__(self, query: str, equations: Sequence[str]) -> Placed:
-        """Returns where the steps of a question go.
+    def __call__(self, query: str, equations: Sequence[str]) -> StepPlacement:
+        """Places the steps of a question.
 
         Args:
-            query: The question.
+            query: Text of the question.
             equations: Its steps, such as ``<<48/2=24>>``.
         """
         sources = _Sources(query)
@@ -300,32 +300,32 @@ class Placing:
         implied: list[bool] = []
         for index, equation in enumerate(equations):
             found = sources.of(operands(equation), markers[-1] if markers else 0)
-            end = self._end_after(query, found.place)
+            end = self._end_after(query, found.offset)
             if self.last_at_end and index == len(equations) - 1:
                 end = len(query)
             markers.append(end)
             verdicts.append(found.verdict)
             implied.append(found.implied)
             sources.add(result(equation))
-        return Placed(tuple(markers), tuple(verdicts), tuple(implied))
+        return StepPlacement(tuple(markers), tuple(verdicts), tuple(implied))
 
-    def _end_after(self, query: str, place: int) -> int:
-        """Returns the end of the operand, clause or sentence that ends with, or holds, a place."""
-        if self.at == "operand" or not place:
-            return place
-        match = _ENDS[self.at].search(query, place - 1)
+    def _end_after(self, query: str, offset: int) -> int:
+        """Returns the end of the operand, clause or sentence at an offset."""
+        if self.at == "operand" or not offset:
+            return offset
+        match = _ENDS[self.at].search(query, offset - 1)
         return match.end() if match else len(query)
 
 
 @dataclass(frozen=True)
-class _Found:
-    place: int
+class _Match:
+    offset: int
     verdict: Verdict
     implied: bool
 
 
 class _Sources:
-    """Where the values that a question mentions, and results, are to be had."""
+    """Positions at which the values of a question and results become available."""
 
     def __init__(self, query: str) -> None:
         self._end = len(query)
@@ -336,12 +336,12 @@ class _Sources:
             (self._stated if mention.stated else self._implied)[mention.value].append(mention.end)
 
     def add(self, value: Fraction | None) -> None:
-        """Notes the result of a step."""
+        """Adds the result of a step."""
         if value is not None:
             self._results[value] += 1
 
-    def of(self, values: Sequence[Fraction], bound: int) -> _Found:
-        """Returns where all of the values have appeared, at or after `bound`."""
+    def of(self, values: Sequence[Fraction], bound: int) -> _Match:
+        """Returns the first position at or after `bound` at which all values have appeared."""
         earliest = latest = bound
         missing = implied = False
         for value, uses in Counter(values).items():
@@ -353,13 +353,13 @@ class _Sources:
             earliest = max(earliest, places[min(uses, len(places)) - 1])
             latest = max(latest, places[-1])
         if missing:
-            return _Found(self._end, "missing", implied)
-        return _Found(earliest, "decided" if earliest == latest else "tie", implied)
+            return _Match(self._end, "missing", implied)
+        return _Match(earliest, "decided" if earliest == latest else "tie", implied)
 
     def _places(self, value: Fraction, bound: int) -> tuple[list[int], bool]:
-        """Returns where a value is to be had, ascending, and whether it is said or a result."""
+        """Returns the positions of a value, ascending, and whether it is stated or a result."""
         said = [bound] * self._results[value] + [max(bound, p) for p in self._stated[value]]
         if said:
             return said, True
-        known = [max(bound, place) for place in self._implied[value]]
+        known = [max(bound, offset) for offset in self._implied[value]]
         return known, not known

@@ -1,20 +1,20 @@
 """The store of tokenised examples: memory-mapped arrays in a folder.
 
 It is a text store (see `datamodules.store`) whose documents are the texts of the examples, each
-followed by EOS: query, steps, answer, and the next example's. Next to the shard of each split lie
+followed by EOS: query, steps, answer, and then the next example. Each split's shard comes with
 arrays of int64::
 
-    train.firsts    number of each example's first text, and of the one after the last; (N + 1,)
+    train.firsts    index of each example's first text, and the number of texts; (N + 1,)
     train.groups    (N,)
-    train.places    index of the token that each step belongs to; that of the first EOS is 0; (S,)
-    train.shifts    tokens that it was moved on from its marker's own (see `examples.align`); (S,)
+    train.places    index of each step's query token, with the first EOS as 0; (S,)
+    train.shifts    offset from the token before its marker (see `examples.align`); (S,)
 
-meta.json also has, for each split, the number of its examples, the tokens of the longest row, and
-counts for people: what was read, kept, left out and why.
+meta.json also has, for each split, the number of examples, the length of the longest row, and a
+report: counts of examples read, kept, and left out by reason.
 
 `prepare_examples` writes the folder under another name, under a file lock, and renames it at the
-end: it is visible only when it is whole. A preparation that was killed starts again: it takes
-minutes at most.
+end, so it is visible only when complete. A killed preparation starts over; it takes minutes at
+most.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from tqdm import tqdm
 from datamodules.encoding import EncodedChunk
 from datamodules.journals import full_disk_named
 from datamodules.prepare import SectionWriter, shard_name, write_meta, write_tokenizer
-from datamodules.reasoning.examples import EncodedExample, Example, Wording, encode_examples
+from datamodules.reasoning.examples import EncodedExample, Example, FixedTokens, encode_examples
 from datamodules.store import (
     SIZE,
     SPLITS,
@@ -48,7 +48,7 @@ from datamodules.store import (
 from datamodules.tokenizer_base import Tokenizer
 from lightning_models.atomic_files import write_whole
 
-# ---- what is counted
+# ---- counts
 
 
 READ, KEPT, STEPS = "examples read", "examples kept", "steps"
@@ -61,8 +61,8 @@ JOINED = "steps joined at the end of their query"
 Reports = dict[Split, Counter[str]]
 
 
-def in_words(reports: Mapping[Split, Mapping[str, int]]) -> str:
-    """Returns the counts of all splits that have any, in a line."""
+def format_reports(reports: Mapping[Split, Mapping[str, int]]) -> str:
+    """Formats the counts of all non-empty splits in one line."""
     parts = [
         f"{split}: " + ", ".join(f"{count} {what}" for what, count in report.items() if count)
         for split, report in reports.items()
@@ -72,21 +72,20 @@ def in_words(reports: Mapping[Split, Mapping[str, int]]) -> str:
 
 
 def why_empty(split: Split, report: Mapping[str, int], tokenizer: str) -> str | None:
-    """Returns why no example of a split was kept, and the cure; None where none was read.
+    """Returns why no example of a split was kept, and the cure, or None if none was read.
 
     Args:
-        split: Which split.
-        report: Its counts.
+        split: Name of the split.
+        report: Counts of the split.
         tokenizer: The tokenizer's name.
     """
     if not report[READ]:
         return None
     if report[UNRESTORED]:
         return (
-            f"The {split} split has no examples left: of {report[UNRESTORED]} of its "
-            f"{report[READ]} examples tokenizer={tokenizer!r} does not give back the text, so that "
-            "steps cannot be aligned with it. Use a byte-level tokenizer: 'bytes', 'gpt2', "
-            "'bpe:N', or that of Qwen2.5."
+            f"The {split} split has no examples left: tokenizer={tokenizer!r} does not restore the "
+            f"text of {report[UNRESTORED]} of its {report[READ]} examples, so steps cannot be "
+            "aligned with it. Use a byte-level tokenizer: 'bytes', 'gpt2', 'bpe:N', or Qwen2.5's."
         )
     return (
         f"The {split} split has no examples left: all {report[READ]} are longer than max_length. "
@@ -94,7 +93,7 @@ def why_empty(split: Split, report: Mapping[str, int], tokenizer: str) -> str | 
     )
 
 
-# ---- the store, read
+# ---- reading the store
 
 
 INDEX = np.dtype("<i8")
@@ -108,8 +107,7 @@ class ExampleStore(Store):
         folder: Folder that `prepare_examples` wrote.
 
     Raises:
-        StoreError: There is none, its format is another, or its files are not those that meta.json
-            names.
+        StoreError: If there is none, it has another format, or its files do not match meta.json.
     """
 
     def _files(self) -> Iterator[tuple[str, int, np.dtype]]:
@@ -130,27 +128,25 @@ class ExampleStore(Store):
             self._check_examples(split)
 
     def _check_examples(self, split: Split) -> None:
-        """Refuses texts and steps that are not those of examples."""
+        """Raises if texts and steps are not consistent with examples."""
         part, path = self.meta["splits"][split], self.folder / f"{split}.firsts"
         firsts = np.fromfile(path, INDEX)
         texts = np.diff(firsts)
         in_order = firsts[0] == 0 and firsts[-1] == part["documents"] and (texts >= 2).all()
         if not in_order or (texts - 2).sum() != part["steps"]:
             raise damaged(
-                self.folder, f"{path.name} does not number the texts of {part['examples']} examples"
+                self.folder, f"{path.name} does not index the texts of {part['examples']} examples"
             )
         examples = self.examples(split)
         if examples.has_foreign_places():
-            raise damaged(
-                self.folder, f"{split}.places has steps that belong to no token of their query"
-            )
+            raise damaged(self.folder, f"{split}.places has steps outside their query")
 
     def report(self, split: Split) -> dict[str, int]:
-        """Returns the counts of a split, in words for people."""
+        """Returns the counts of a split by description."""
         return dict(self.meta["splits"][split]["report"])
 
     def longest(self, split: Split) -> int:
-        """Returns the tokens of the longest row of a split; see `EncodedExample.row_length`."""
+        """Returns the length of the longest row of a split; see `EncodedExample.row_length`."""
         return int(self.meta["splits"][split]["longest"])
 
     def examples(self, split: Split, token_bytes: np.ndarray | None = None) -> "Examples":
@@ -159,12 +155,12 @@ class ExampleStore(Store):
 
 
 class Examples:
-    """The N examples of a split as arrays; memory-mapped, pickled by path.
+    """The N examples of a split as memory-mapped arrays; pickled by path.
 
     Args:
-        stream: The texts.
+        stream: Tokens of the texts.
         folder: Folder of the store.
-        split: Which split.
+        split: Name of the split.
     """
 
     def __init__(self, stream: TokenStream, folder: Path, split: Split) -> None:
@@ -179,11 +175,11 @@ class Examples:
         return np.memmap(path, INDEX, "r")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns what opens the same files elsewhere; a pickled memory map would copy them."""
+        """Pickles the paths; a pickled memory map would copy the files."""
         return Examples, (self.stream, self._folder, self._split)
 
     def __len__(self) -> int:
-        """Returns N."""
+        """Returns the number of examples, N."""
         return len(self._groups)
 
     def groups(self, numbers: np.ndarray) -> np.ndarray:
@@ -195,21 +191,21 @@ class Examples:
         return np.asarray(self._firsts[numbers + 1] - self._firsts[numbers] - 2)
 
     def queries(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where each query begins in the stream, and its tokens without EOS."""
+        """Returns the start of each query in the stream, and its length without EOS."""
         return self._spans(self._firsts[numbers])
 
     def answers(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where each answer begins in the stream, and its tokens without EOS."""
+        """Returns the start of each answer in the stream, and its length without EOS."""
         return self._spans(self._firsts[numbers + 1] - 1)
 
     def steps(
         self, numbers: np.ndarray, places: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns of steps where they begin, their tokens without EOS, and where they belong.
+        """Returns start, length without EOS, and query token of steps.
 
         Args:
-            numbers: Examples, any shape.
-            places: Which of the example's steps, counted from 0, of the same shape.
+            numbers: Indices of examples, any shape.
+            places: Index of the step in its example, of the same shape.
         """
         starts, lengths = self._spans(self._firsts[numbers] + 1 + places)
         return starts, lengths, np.asarray(self._places[self._step_numbers(numbers) + places])
@@ -219,17 +215,17 @@ class Examples:
         return starts, self.stream.ends(texts) - 1 - starts
 
     def _step_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the number of each example's first step; two texts an example are no steps."""
+        """Returns the index of each example's first step; two texts per example are no steps."""
         return np.asarray(self._firsts[numbers] - 2 * numbers)
 
     def mean_query_and_answer(self) -> float:
-        """Returns the tokens of a query and its answer, an EOS each, on average."""
+        """Returns the mean length of a query and its answer, with an EOS each."""
         everything = np.arange(len(self))
         (_, queries), (_, answers) = self.queries(everything), self.answers(everything)
         return float((queries + answers + 2).mean())
 
-    def row_lengths(self, wording: Wording) -> np.ndarray:
-        """Returns the tokens of each row (N,), int64; see `EncodedExample.row_length`."""
+    def row_lengths(self, wording: FixedTokens) -> np.ndarray:
+        """Returns the length of each row (N,), int64; see `EncodedExample.row_length`."""
         everything = np.arange(len(self))
         if not len(everything):
             return np.empty(0, dtype=np.int64)
@@ -240,9 +236,9 @@ class Examples:
         return np.asarray(1 + texts + len(wording.answer_prefix) + 1)
 
     def crossings(self, chunk_size: int) -> int:
-        """Returns how many examples have a step that was moved out of its marker's chunk.
+        """Returns the number of examples with a step outside its marker's chunk.
 
-        Chunks end with the query: the first one is short where the lengths do not divide.
+        Chunks are aligned to the end of the query, so the first chunk may be shorter.
 
         Args:
             chunk_size: Tokens of a chunk (c).
@@ -253,9 +249,10 @@ class Examples:
         return len(np.unique(examples[crosses]))
 
     def longest_thought(self, chunk_size: int) -> int:
-        """Returns the tokens of the longest thought, 0 where there are no steps.
+        """Returns the length of the longest thought, or 0 if there are no steps.
 
-        A thought is the steps of one chunk, joined by a token of the model; its end does not count.
+        A thought is the steps of one chunk, joined by a separator token; its end token does not
+        count.
 
         Args:
             chunk_size: Tokens of a chunk, as for `crossings`.
@@ -265,39 +262,40 @@ class Examples:
             return 0
         _, lengths, _ = self.steps(examples, order)
         chunks = self._before_end(examples) // chunk_size
+        # Nonzero at the first step of each (example, chunk), where a thought starts.
         new = np.diff(examples, prepend=-1) | np.diff(chunks, prepend=chunks[0])
         return int(np.add.reduceat(lengths + 1, np.flatnonzero(new)).max()) - 1
 
     def has_foreign_places(self) -> bool:
-        """Returns whether a step belongs to a token that is not of its query, or its EOS."""
+        """Returns whether a step's token is outside its query and the EOS before it."""
         if not len(self._places):
             return False
         examples, _ = self._all_steps()
         return bool((self._places < 0).any() or (self._before_end(examples) >= 0).any())
 
     def _all_steps(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the example of each step, and which of that one's steps it is, all (S,)."""
+        """Returns the example of each step and the step's index in it, both (S,)."""
         everything = np.arange(len(self))
         counts = self.num_steps(everything)
         examples = np.repeat(everything, counts)
         return examples, np.arange(len(examples)) - (np.cumsum(counts) - counts)[examples]
 
     def _before_end(self, examples: np.ndarray) -> np.ndarray:
-        """Returns the place of each step, -1 at its query's last token; (S,), negative.
+        """Returns each step's token relative to its query's end, (S,); -1 is the last token.
 
-        A chunk's last token is then a multiple of c, less 1.
+        A chunk's last token is then a multiple of c, minus 1.
 
         Args:
-            examples: The example of each step.
+            examples: Index of each step's example.
         """
         return np.asarray(self._places - (self.queries(examples)[1] + 1))
 
 
-# ---- the store, written
+# ---- writing the store
 
 
 VERSION = 1
-"""Raised with any change in how examples are tokenised, aligned or stored."""
+"""Incremented with any change in how examples are tokenised, aligned or stored."""
 
 
 def prepare_examples(
@@ -306,30 +304,30 @@ def prepare_examples(
     description: Callable[[], Mapping[str, object]],
     examples: Callable[[Split], Iterable[Example]],
     make_tokenizer: Callable[[], Tokenizer],
-    wording: Callable[[Tokenizer], Wording],
+    wording: Callable[[Tokenizer], FixedTokens],
     max_length: int | None = None,
     noticed: Callable[[], Mapping[str, int]] = dict,
     check: Callable[[Reports], None] = lambda reports: None,
 ) -> bool:
-    """Writes the store at `folder`, unless it is there already; several processes may ask at once.
+    """Writes the store at `folder` unless it exists; several processes may call it at once.
 
     Returns whether this call wrote it.
 
     Args:
-        folder: Final place; its parents are created.
-        description: Called once, first; what else goes into meta.json.
+        folder: Path of the store; its parents are created.
+        description: Returns further content of meta.json; called once, first.
         examples: Called once for each split.
         make_tokenizer: Called once, before `examples`.
-        wording: Returns the fixed text of rows as ids of that tokenizer.
-        max_length: Most tokens of a training example's row; None: no limit.
-        noticed: Called after the last example of each split: further counts for its report.
+        wording: Returns the ids of the fixed text in rows.
+        max_length: Maximum length of a training example's row. None means no limit.
+        noticed: Returns further counts for the report; called after the last example of each split.
         check: Called with the report of each split before the store gets its name; may raise to
-            refuse it.
+            reject it.
 
     Raises:
-        StoreError: A store is there and damaged, or the disk is full.
+        StoreError: If the store exists and is damaged, or the disk is full.
     """
-    if folder.exists():  # renamed into place, so it was whole; a read-only cache needs no lock
+    if folder.exists():  # renamed when complete; a read-only cache needs no lock
         ExampleStore(folder)
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -353,9 +351,9 @@ def prepare_examples(
 
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """Makes an empty folder next to another, and removes it if it is still there at the end."""
+    """Creates an empty folder next to another, and removes it unless it was renamed."""
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
     partial.mkdir()
     try:
         yield partial
@@ -367,11 +365,11 @@ class _Writer:
     """Writes the files of a store.
 
     Attributes:
-        reports: Counts of each split, in words.
+        reports: Counts of each split by description.
     """
 
     def __init__(
-        self, folder: Path, tokenizer: Tokenizer, wording: Wording, max_length: int | None
+        self, folder: Path, tokenizer: Tokenizer, wording: FixedTokens, max_length: int | None
     ) -> None:
         self._folder, self._tokenizer = folder, tokenizer
         self._wording, self._max_length = wording, max_length
@@ -401,15 +399,15 @@ class _Writer:
                 longest = max(longest, one.row_length(self._wording))
         steps = [np.concatenate(parts) for parts in (places, shifts)]
         for name, values in zip(ARRAYS, (firsts, groups, *steps), strict=True):
-            # not tofile, whose error on a full disk does not say so
+            # not tofile, whose error does not report a full disk
             content = np.asarray(values, dtype=INDEX).tobytes()
             write_whole(self._folder / f"{split}.{name}", content)
         self._sizes[split] = {"examples": len(groups), "steps": len(steps[0]), "longest": longest}
 
     def _sifted(self, split: Split, example: EncodedExample) -> EncodedExample | None:
-        """Returns what is kept of an example, and counts it.
+        """Counts an example and returns its kept part, or None.
 
-        Only training examples are left out: accuracies on the others must stay comparable.
+        Only training examples are left out; accuracies on the others must stay comparable.
         """
         report, most = self.reports[split], self._max_length
         training = split == "train"
@@ -430,7 +428,7 @@ class _Writer:
         return example
 
     def finish(self, description: Mapping[str, object]) -> None:
-        """Writes meta.json, and the tokenizer where it is a file."""
+        """Writes meta.json, and the tokenizer if it is a file."""
         tokenizer = self._tokenizer
         write_tokenizer(tokenizer, self._folder)
         checksums = self._section.finish()
@@ -438,7 +436,7 @@ class _Writer:
         write_meta(self._folder, description, tokenizer, splits, checksums)
 
     def _described(self, split: Split) -> dict[str, object]:
-        """Returns what meta.json says of a split."""
+        """Returns the entry of a split in meta.json."""
         counts = self._section.counts.get(split)
         shards = [] if counts is None else [{"name": shard_name(split, 0), **asdict(counts)}]
         return {

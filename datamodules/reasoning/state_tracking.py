@@ -1,4 +1,4 @@
-"""Parity and Vars: a state that every sentence may change (Thinking States, App. A.4).
+"""Parity and Vars: tracking a state that every sentence may change (Thinking States, App. A.4).
 
 Parity, with markers; its steps are heads, heads, tails, heads:
 
@@ -9,12 +9,12 @@ Vars; its steps are a=3, b=5, b=8:
 
     Track the variables values: a=1; b=2 a=a+b<T> b=b+a<T> b=b+3<T>  |  Final values:  |  a=3 b=8
 
-Bars stand between the query, the answer prefix, and the answer.
+Bars separate the query, the answer prefix, and the answer.
 
-NOTE(paper): what the examples of App. A.4 leave open is ours. Parity: who flips, whether, and the
-first state are drawn evenly. Vars: a variable is added to another one, or a number from 1 on is, as
-often; no variable is added to itself. The final values are those of all variables. The full stop
-after the final state is left out.
+NOTE(paper): App. A.4 leaves details open, which we choose. In Parity, the person, the flip and the
+first state are drawn uniformly. In Vars, either another variable or a number from 1 on is added to
+a variable, with equal probability. The final values list all variables. The full stop after the
+final state is omitted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from datamodules.base import outside, refuse
+from datamodules.base import raise_problems, range_problems
 from datamodules.reasoning.examples import MARKER, Example
 from datamodules.reasoning.module import ReasoningDataModule
 from datamodules.store import SPLITS, Split
@@ -31,10 +31,10 @@ from datamodules.store import SPLITS, Split
 Task = Literal["parity", "vars"]
 
 VERSION = 1
-"""Raised with any change that gives other text; part of the data's identity."""
+"""Incremented with any change of the text; part of the data's identity."""
 
 STATES = ("tails", "heads")
-"""Bits 0 and 1: the final state is the sum of the first one and all flips, modulo 2."""
+"""States 0 and 1; the final state is the first state plus all flips, modulo 2."""
 ENTITIES = ("Alice", "Bob")
 VERBS = ("doesn't flip", "flips")
 
@@ -46,17 +46,17 @@ QUESTIONS: dict[Task, str] = {
     "parity": "What is the final state of the coin? ",
     "vars": "What are the final values? ",
 }
-"""Stand before queries with question_first; else the answer prefix says what is asked."""
+"""Prepended to queries with question_first; otherwise the answer prefix states the question."""
 
 
 class StateTracking(ReasoningDataModule):
-    """Texts of n operations on a state; each operation is followed by a marker with the new state.
+    """Texts of n operations on a state, with a marker for the new state after each operation.
 
     Training and validation texts are short, test texts longer: length generalisation (Sec. 4.2).
-    The numbers of operations of a split have equally many texts, up to one. Nothing is downloaded.
+    Each number of operations in a split has equally many texts (up to one). Nothing is downloaded.
 
-    There are few short texts (8 of Parity with one operation), so texts occur repeatedly, also in
-    validation and training; validation says whether the training lengths are solved.
+    There are few short texts (8 in Parity with one operation), so texts repeat, also across
+    training and validation; validation measures whether the training lengths are solved.
 
     NOTE(paper): the paper trains on up to N in {10, 20, 40} operations and tests on N to 100; the
     sizes of its splits, the number of variables and the modulus are not published. Two variables
@@ -64,22 +64,22 @@ class StateTracking(ReasoningDataModule):
 
     Args:
         task: 'parity', a coin that is flipped or not, or 'vars', variables that are added up.
-        operations: Operations of training and validation texts: two numbers are the least and the
-            most, of which each occurs as often; one, three or more are exactly these (20 and 40
-            alone: [20, 20, 40, 40]).
-        test_operations: The same of the test texts.
-        train_examples: Training texts.
-        val_examples: Validation texts; 0: no such split.
-        test_examples: Test texts; 0: no such split.
+        operations: Numbers of operations in training and validation texts: two numbers are the ends
+            of a range in which all occur equally often; one, three or more are an explicit list
+            (only 20 and 40: [20, 20, 40, 40]).
+        test_operations: Numbers of operations in test texts, in the same form.
+        train_examples: Number of training texts.
+        val_examples: Number of validation texts; 0 omits the split.
+        test_examples: Number of test texts; 0 omits the split.
         example_seed: Seed of the texts, non-negative; text i of a split is a pure function of
             (example_seed, split, i) and of its number of operations.
-        variables: Vars: number of variables, a, b, c and so on.
-        modulus: Vars: values are from 0 to modulus - 1, and sums are taken modulo it.
-        answer_prefix: Text before the answer; null: that of the task, as above.
+        variables: Number of variables (a, b, c and so on) in Vars.
+        modulus: Modulus of values and sums in Vars.
+        answer_prefix: Text before the answer; null takes the task's default, as above.
         **kwargs: See `ReasoningDataModule`.
 
     Raises:
-        ValueError: An argument is out of its range; in `setup`: a row is longer than block_size.
+        ValueError: If an argument is out of range; in `setup`, if a row is longer than block_size.
     """
 
     group_name: ClassVar[str] = "operations"
@@ -103,12 +103,12 @@ class StateTracking(ReasoningDataModule):
             raise ValueError(f"task={task!r} must be 'parity' or 'vars'.")
         prefix = ANSWER_PREFIXES[task] if answer_prefix is None else answer_prefix
         super().__init__(answer_prefix=prefix, **kwargs)
-        problems = outside(1, train_examples=train_examples)
-        problems += outside(
+        problems = range_problems(1, train_examples=train_examples)
+        problems += range_problems(
             0, val_examples=val_examples, test_examples=test_examples, example_seed=example_seed
         )
-        problems += outside(1, len(ascii_lowercase), variables=variables)
-        refuse(problems + outside(2, modulus=modulus))
+        problems += range_problems(1, len(ascii_lowercase), variables=variables)
+        raise_problems(problems + range_problems(2, modulus=modulus))
         usual, longer = _numbers(operations=operations), _numbers(test_operations=test_operations)
         self._operations: dict[Split, Sequence[int]] = {
             "train": usual,
@@ -130,38 +130,38 @@ class StateTracking(ReasoningDataModule):
         return f"Set {split}_examples above 0."
 
     def repeats_cure(self) -> None:
-        """Returns None: few short texts exist, so splits have some of them in common by chance."""
+        """Returns None, because the few short texts recur across splits by chance."""
 
     def examples(self, split: Split) -> Iterator[Example]:
         for index in range(self._sizes[split]):
             yield self.example(split, index)
 
     def example(self, split: Split, index: int) -> Example:
-        """Returns text `index` of a split; the splits go on as far as one likes."""
+        """Returns text `index` of a split; any index is valid."""
         operations = self._operations[split]
-        number = operations[index % len(operations)]
+        num_operations = operations[index % len(operations)]
         below = draws_of(self._example_seed, self._task, split, index)
         made = (
-            parity(number, below)
+            parity(num_operations, below)
             if self._task == "parity"
-            else assignments(number, below, self._variables, self._modulus)
+            else assignments(num_operations, below, self._variables, self._modulus)
         )
         return made.after(QUESTIONS[self._task]) if self.question_first else made
 
 
 def draws_of(seed: int, task: Task, split: Split, index: int) -> Callable[[int], int]:
-    """Returns what draws integers in [0, n) for one text, one after the other.
+    """Returns a function that draws integers in [0, n) for one text.
 
-    They are a pure function of where the text stands, and of the draws before.
+    The draws are a pure function of the arguments and the previous draws.
 
     Args:
-        seed: Of all texts.
-        task: What they are about.
-        split: Which part of them.
-        index: Number of the text in it.
+        seed: Seed of all texts.
+        task: Task of the text.
+        split: Split of the text.
+        index: Index of the text in the split.
     """
     purpose = list(ANSWER_PREFIXES).index(task) * len(SPLITS) + SPLITS.index(split)
-    # Blocks of an example count up in the first word of the counter, examples in the second.
+    # Blocks of a text advance the first word of the counter, texts the second.
     philox = np.random.Philox(key=[seed, purpose], counter=[0, index, 0, 0])
     return lambda n: int(philox.random_raw()) % n
 
@@ -170,7 +170,7 @@ def parity(operations: int, below: Callable[[int], int]) -> Example:
     """Returns a text about a coin that is flipped, or not, `operations` times.
 
     Args:
-        operations: How often it is flipped, or not.
+        operations: Number of operations.
         below: Draws an integer in [0, n).
     """
     state = below(2)
@@ -186,45 +186,45 @@ def parity(operations: int, below: Callable[[int], int]) -> Example:
 def assignments(
     operations: int, below: Callable[[int], int], variables: int = 2, modulus: int = 10
 ) -> Example:
-    """Returns a text about variables and `operations` assignments.
+    """Returns a text with `operations` assignments to variables.
 
     Args:
         operations: Number of assignments.
         below: Draws an integer in [0, n).
         variables: Number of variables; with one, only numbers are added.
-        modulus: Values are taken modulo it; at least 2.
+        modulus: Modulus of the values, at least 2.
     """
     names = ascii_lowercase[:variables]
     values = [below(modulus) for _ in names]
     first = "; ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
     text, steps = f"Track the variables values: {first}", []
     for _ in range(operations):
-        place = below(variables)
+        target = below(variables)
         if variables > 1 and below(2):
-            other = (place + 1 + below(variables - 1)) % variables
+            other = (target + 1 + below(variables - 1)) % variables
             term, value = names[other], values[other]
         else:
             value = 1 + below(modulus - 1)
             term = str(value)
-        values[place] = (values[place] + value) % modulus
-        text += f" {names[place]}={names[place]}+{term}{MARKER}"
-        steps.append(f"{names[place]}={values[place]}")
+        values[target] = (values[target] + value) % modulus
+        text += f" {names[target]}={names[target]}+{term}{MARKER}"
+        steps.append(f"{names[target]}={values[target]}")
     final = "".join(f" {name}={value}" for name, value in zip(names, values, strict=True))
     return Example.from_marked(text, steps, final, operations)
 
 
 def _numbers(**given: Sequence[int]) -> Sequence[int]:
-    """Returns the numbers of operations that two numbers, or other than two, stand for.
+    """Expands two numbers into the range between them; other lists are returned unchanged.
 
     Raises:
-        ValueError: There is none, one is below 1, or of two the second is the smaller one.
+        ValueError: If the list is empty, a number is below 1, or the second of two is smaller.
     """
     ((key, value),) = given.items()
     operations = list(value)
     falling = len(operations) == 2 and operations[0] > operations[1]
     if falling or min(operations, default=0) < 1:
         raise ValueError(
-            f"{key}={operations} must be the least and the most number of operations, e.g. [11, "
-            "40], or one, three or more exact numbers, all of them at least 1."
+            f"{key}={operations} must be the minimum and maximum number of operations, e.g. [11, "
+            "40], or one, three or more exact numbers, all at least 1."
         )
     return range(operations[0], operations[1] + 1) if len(operations) == 2 else operations

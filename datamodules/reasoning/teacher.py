@@ -1,16 +1,16 @@
-"""A language model places the steps of GSM8K's problems (Thinking States, Sec. 3.4, App. A.5.2).
+"""Placement of GSM8K's steps by a language model (Thinking States, Sec. 3.4, App. A.5.2).
 
-The task is that of Fig. 7 in words of our own: put a marker where each given calculation becomes
-possible, and change nothing. Three solved problems show it. The reply is a JSON object.
+The task is the one in Fig. 7, reworded: put a marker where each given calculation becomes possible,
+and change nothing else. The prompt has three solved problems. The reply is a JSON object.
 
-Every reply is checked by exact match and written at once: what fits into the output, which
-`gsm8k.MarkedProblems` reads, and what does not into a file next to it, with the reason. A run that
-was killed loses the requests that were on their way; the next one asks only what neither file has.
+Every reply is checked by exact match and written at once: valid replies go into the output, which
+`gsm8k.MarkedProblems` reads, and the others into a file next to it, with the reason. A killed run
+loses only its pending requests; the next run requests only problems in neither file.
 
-The model is asked through the `openai` client (the extra of that name) at any endpoint of its kind;
-the client tries again where a server is full. The key comes from an environment variable, goes into
-the header of requests, and nowhere else: it is cut out of what servers say, and not sent over plain
-HTTP to other machines.
+Requests go through the `openai` client (the extra of that name) to any compatible endpoint; the
+client retries if a server is overloaded. The key is read from an environment variable and sent only
+in the request header: it is removed from quoted server replies, and never sent over plain HTTP to
+other machines.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ from typing import Any
 from datamodules.journals import append_durably, only_writer
 from datamodules.readers import parse_json
 from datamodules.reasoning.examples import MARKER, Example, offsets
-from datamodules.reasoning.gsm8k import Solved, fields_of
+from datamodules.reasoning.gsm8k import SolvedProblem, fields_of
 
-# ---- what is asked
+# ---- the prompt
 
 
 Message = dict[str, str]
@@ -75,11 +75,11 @@ EXAMPLES = (
         " 24",
     ),
 )
-"""Shown before every problem."""
+"""Few-shot examples before every problem."""
 
 
-def messages(problem: Solved) -> list[Message]:
-    """Returns the conversation that ends in a problem to be marked."""
+def messages(problem: SolvedProblem) -> list[Message]:
+    """Returns the conversation that asks for the markers of a problem."""
     talk = [{"role": "system", "content": INSTRUCTIONS}]
     for example in EXAMPLES:
         reply = {"query": example.marked(), "thinking": list(example.steps)}
@@ -94,21 +94,21 @@ def _task(query: str, steps: Sequence[str]) -> Message:
 
 
 class RejectedReplyError(ValueError):
-    """A reply that does not keep to the task; the message says in a few words how."""
+    """Raised for a reply that violates the task; the message is a short reason."""
 
 
-def read_reply(reply: str, problem: Solved) -> str:
+def read_reply(reply: str, problem: SolvedProblem) -> str:
     """Returns the marked problem of a reply, checked by exact match (App. A.5.2).
 
-    Text around the object, e.g. a code fence or thoughts, does not matter.
+    Text around the object, e.g. a code fence or thoughts, is ignored.
 
     Args:
-        reply: What the language model wrote.
-        problem: What it was asked about.
+        reply: Text that the language model generated.
+        problem: The problem in the request.
 
     Raises:
-        RejectedReplyError: There is no such object in it; the problem without markers, or the list
-            of calculations, is not exactly what was given; or there are not as many markers.
+        RejectedReplyError: If there is no such object, the problem without markers or the list of
+            calculations was changed, or the number of markers is wrong.
     """
     marked, steps = _read_object(reply)
     if marked.replace(MARKER, "") != problem.question:
@@ -121,7 +121,7 @@ def read_reply(reply: str, problem: Solved) -> str:
 
 
 def _read_object(reply: str) -> tuple[str, tuple[str, ...]]:
-    """Returns what the first fitting object in a text says."""
+    """Returns the fields of the first valid object in a text."""
     decoder, start = json.JSONDecoder(), reply.find("{")
     while start >= 0:
         try:
@@ -134,39 +134,39 @@ def _read_object(reply: str) -> tuple[str, tuple[str, ...]]:
 # ---- the endpoint
 
 
-_UNFIT = (400, 413, 422)  # what servers say of a request that they will never take
+_UNFIT = (400, 413, 422)  # status codes of requests that can never succeed
 
 
 class EndpointError(ValueError):
-    """The endpoint does not work; the message says what it says, and the cure."""
+    """Raised if the endpoint fails; the message quotes it and names the cure."""
 
 
 class UnfitRequestError(EndpointError):
-    """The endpoint refuses one request for what it is, such as its length or its content."""
+    """Raised if the endpoint rejects a particular request, such as for its length or content."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointConfig:
-    """Which model is asked, and how.
+    """Settings of the endpoint and the model.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     url: str
     """Address without /chat/completions: https://api.openai.com/v1, http://localhost:8000/v1."""
     model: str
-    """Name of the model there."""
+    """Name of the model at the endpoint."""
     key_variable: str | None = "OPENAI_API_KEY"
-    """Environment variable that holds the key; null for an endpoint that needs none."""
+    """Environment variable with the key; null for an endpoint that needs none."""
     retries: int = 8
-    """Tries again for a request that met a full or failing server, each after a longer wait."""
+    """Number of retries after an overloaded or failing server, with increasing delays."""
     timeout: float = 120.0
     """Seconds to wait for an answer."""
     temperature: float | None = 0.0
-    """Temperature of the sampling; null for models that take no other than their default."""
+    """Sampling temperature; null for models that only accept their default."""
     max_tokens: int | None = None
-    """Longest reply, in tokens; null for the endpoint's limit."""
+    """Maximum tokens of a reply; null for the endpoint's limit."""
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -190,7 +190,7 @@ class EndpointConfig:
         """Returns the key.
 
         Raises:
-            ValueError: The variable is not set, or the key would be sent unencrypted.
+            ValueError: If the variable is not set, or the key would be sent unencrypted.
         """
         if self.key_variable is None:
             return None
@@ -200,7 +200,7 @@ class EndpointConfig:
                 f"the environment variable {self.key_variable} is not set: put the key of the "
                 "endpoint there, or set key_variable to null for one that needs none"
             )
-        if not (key.isascii() and key.isprintable()):  # an error about the header would quote it
+        if not (key.isascii() and key.isprintable()):  # a header error would quote the key
             raise ValueError(f"{self.key_variable} holds more than a key; set it again")
         address = urllib.parse.urlsplit(self.url)
         if address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1", "::1"):
@@ -215,10 +215,11 @@ class ChatEndpoint:
     """Sends conversations through the `openai` client; threads may share it.
 
     Args:
-        config: Which model is asked, and how.
+        config: Settings of the endpoint and the model.
 
     Raises:
-        ValueError: The client is not installed; the key is missing, or would be sent unencrypted.
+        ValueError: If the client is not installed, or the key is missing or would be sent
+            unencrypted.
     """
 
     def __init__(self, config: EndpointConfig) -> None:
@@ -231,15 +232,15 @@ class ChatEndpoint:
         )
 
     def close(self) -> None:
-        """Ends the requests that are on their way."""
+        """Aborts pending requests."""
         self._client.close()
 
     def complete(self, talk: Sequence[Message]) -> str:
-        """Returns the model's answer to a conversation; empty where it only refuses.
+        """Returns the model's reply to a conversation; empty if it only refuses.
 
         Raises:
-            EndpointError: The endpoint fails, also when tried again, or refuses everybody.
-            UnfitRequestError: It refuses this request.
+            EndpointError: If the endpoint fails despite retries, or rejects all requests.
+            UnfitRequestError: If it rejects this request.
         """
         openai = _library()
         options = {key: getattr(self._config, key) for key in ("temperature", "max_tokens")}
@@ -248,15 +249,17 @@ class ChatEndpoint:
             reply = self._client.chat.completions.create(
                 model=self._config.model, messages=list(talk), **given
             )
-            contents = [choice.message.content for choice in reply.choices]  # none where it refuses
+            contents = [choice.message.content for choice in reply.choices]  # empty if it refuses
             return next(iter(contents), None) or ""
         except openai.APIStatusError as error:
-            kind = UnfitRequestError if error.status_code in _UNFIT else EndpointError
+            error_cls = UnfitRequestError if error.status_code in _UNFIT else EndpointError
             said = f"HTTP {error.status_code}: {self._quote(error.response.text)}"
-            raise kind(f"{self._config.url}: {said}. {self._cure(error.status_code)}") from error
+            raise error_cls(
+                f"{self._config.url}: {said}. {self._cure(error.status_code)}"
+            ) from error
         except openai.APIConnectionError as error:
             cause = self._quote(str(error.__cause__ or error))
-            again = "Run the command again later: it goes on where it stopped."
+            again = "Run the command again later: it continues where it stopped."
             raise EndpointError(
                 f"{self._config.url} cannot be reached ({cause}). {again}"
             ) from error
@@ -267,15 +270,15 @@ class ChatEndpoint:
             ) from error
 
     def _cure(self, status: int) -> str:
-        """Returns what helps where the server answers with an error, at the last try too."""
+        """Returns the cure for an error status that persisted after retries."""
         if status >= 500 or status == 429:
-            return "Run the command again later: it goes on where it stopped."
+            return "Run the command again later: it continues where it stopped."
         if status in (401, 403) and self._config.key_variable:
             return f"Check the key in {self._config.key_variable}."
         return "Check url, model and options."
 
     def _quote(self, said: str) -> str:
-        """Returns the beginning of what a server said, without the key."""
+        """Returns the beginning of a server's message, without the key."""
         text = " ".join(said.split())
         return (text if self._key is None else text.replace(self._key, "***"))[:200]
 
@@ -284,7 +287,7 @@ def _library() -> Any:
     """Returns the package `openai`.
 
     Raises:
-        ValueError: It is not installed.
+        ValueError: If it is not installed.
     """
     try:
         import openai
@@ -303,45 +306,47 @@ Ask = Callable[[Sequence[Message]], str]
 
 KEPT, DROPPED, THERE, NO_STEPS = "kept", "dropped", "there already", "without steps"
 
-_MOST_UNFIT = 10  # refused requests in a row: then it is not the problems
-_QUOTED = 2000  # characters of a rejected reply that are kept
+_MOST_UNFIT = 10  # rejected requests in a row, which cannot be due to the problems
+_QUOTED = 2000  # characters of a rejected reply to keep
 
 
 def dropped_path(output: Path) -> Path:
-    """Returns where the problems are whose replies did not fit; delete it to ask for them again."""
+    """Returns the path of the rejected problems; delete the file to request them again."""
     return output.with_name(f"{output.name}.dropped")
 
 
 def place_steps(
-    problems: Iterable[Solved],
+    problems: Iterable[SolvedProblem],
     ask: Ask,
     output: Path,
     *,
     concurrency: int = 4,
     report: Callable[[Counter[str]], None] = lambda counts: None,
 ) -> Counter[str]:
-    """Asks for the places of the steps of all problems that are not in the output yet.
+    """Requests the step positions of all problems that are not in the output yet.
 
     Args:
-        problems: Those to be placed; the same one twice is asked for once.
-        ask: Returns a language model's answer to a conversation, from several threads at once.
+        problems: Problems to place; duplicates are requested once.
+        ask: Returns a language model's reply to a conversation; called from several threads.
         output: jsonl file to append to; its folder exists.
-        concurrency: Requests on their way at once.
+        concurrency: Number of concurrent requests.
         report: Called with the counts so far after each reply.
 
     Returns:
-        How many were kept, dropped ("dropped" and "dropped: REASON"), there already, or have no
-        steps to place.
+        Counts of problems kept, dropped ("dropped" and "dropped: REASON"), already in the output,
+        or without steps.
 
     Raises:
-        ValueError: Another process writes that output, or the output has other lines than these.
-        EndpointError: As `ask`. What was answered before is in the output.
+        ValueError: If another process writes the output, or the output has foreign lines.
+        EndpointError: If `ask` raises it; earlier replies are in the output.
     """
     with only_writer(output):
         dropped = dropped_path(output)
         counts: Counter[str] = Counter()
         waiting = _to_ask(problems, _written(output) | _written(dropped), counts)
-        refused: list[dict[str, Any]] = []  # in a row; all of them are the options' fault, or none
+        refused: list[
+            dict[str, Any]
+        ] = []  # consecutive rejections; either all are due to the options, or none
         with contextlib.closing(_answers(ask, waiting, concurrency)) as answers:
             for problem, answered in answers:
                 row, reason = _judged(problem, answered)
@@ -350,7 +355,7 @@ def place_steps(
                 if reason == "refused":
                     refused.append(row)
                     if len(refused) == _MOST_UNFIT:
-                        answered.result()  # raises what the endpoint said
+                        answered.result()  # raises the endpoint's error
                     continue
                 _append(dropped, refused)
                 refused.clear()
@@ -359,7 +364,9 @@ def place_steps(
     return counts
 
 
-def _to_ask(problems: Iterable[Solved], done: set[str], counts: Counter[str]) -> Iterator[Solved]:
+def _to_ask(
+    problems: Iterable[SolvedProblem], done: set[str], counts: Counter[str]
+) -> Iterator[SolvedProblem]:
     for problem in problems:
         if not problem.equations:
             counts[NO_STEPS] += 1
@@ -370,11 +377,11 @@ def _to_ask(problems: Iterable[Solved], done: set[str], counts: Counter[str]) ->
             yield problem
 
 
-def _judged(problem: Solved, answered: "Future[str]") -> tuple[dict[str, Any], str | None]:
-    """Returns the line of a problem, and why it is dropped; None: it is kept.
+def _judged(problem: SolvedProblem, answered: "Future[str]") -> tuple[dict[str, Any], str | None]:
+    """Returns the output line of a problem, and the reason to drop it, or None to keep it.
 
     Raises:
-        EndpointError: The endpoint failed.
+        EndpointError: If the endpoint failed.
     """
     row: dict[str, Any] = {"id": problem.identity}
     try:
@@ -390,14 +397,14 @@ def _judged(problem: Solved, answered: "Future[str]") -> tuple[dict[str, Any], s
 
 
 def _answers(
-    ask: Ask, problems: Iterator[Solved], concurrency: int
-) -> Generator[tuple[Solved, "Future[str]"]]:
-    """Yields problems and their finished requests as they come; few are read ahead.
+    ask: Ask, problems: Iterator[SolvedProblem], concurrency: int
+) -> Generator[tuple[SolvedProblem, "Future[str]"]]:
+    """Yields problems and their finished requests as they complete, with little read-ahead.
 
-    When it is closed, no further request is sent.
+    Once closed, it sends no further request.
     """
     pool = ThreadPoolExecutor(concurrency)
-    sent: dict[Future[str], Solved] = {}
+    sent: dict[Future[str], SolvedProblem] = {}
     try:
         while True:
             for problem in islice(problems, concurrency - len(sent)):
@@ -411,30 +418,30 @@ def _answers(
 
 
 def _written(path: Path) -> set[str]:
-    """Returns which problems a jsonl file has; a line that a killed process began is removed.
+    """Returns the ids of the problems in a jsonl file, after removing an incomplete last line.
 
     Raises:
-        ValueError: A line is not one of ours.
+        ValueError: If a line has another format.
     """
-    found, whole = set(), 0
+    ids, whole = set(), 0
     content = path.read_bytes() if path.exists() else b""
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+    for line_number, line in enumerate(content.splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
             os.truncate(path, whole)
             break
         try:
-            found.add(str(parse_json(line)["id"]))
+            ids.add(str(parse_json(line)["id"]))
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{path}, line {number} is not a line of this command's output; name another file, "
-                "or remove the line"
+                f"{path}, line {line_number} is not a line of this command's output; name another "
+                "file, or remove the line"
             ) from error
         whole += len(line)
-    return found
+    return ids
 
 
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes lines, which are on the disk when this returns."""
+    """Appends lines and syncs them to disk."""
     for row in rows:
         line = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         append_durably(path, line)

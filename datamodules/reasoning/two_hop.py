@@ -1,11 +1,11 @@
-"""Questions of two hops, what is the r2 of the r1 of e1? (Thinking States, Sec. 4.3).
+"""Two-hop questions: what is the r2 of the r1 of e1? (Thinking States, Sec. 4.3).
 
-A generated world has people, works, companies, cities and countries, and how they are related. All
-names are made up, so that no model knows a fact beforehand. A relation is a function: one object
-for each subject of its kind.
+A generated world has people, works, companies, cities and countries, and relations between them.
+All names are made up, so that no model knows a fact beforehand. A relation is a function: it has
+one object for each subject of its type.
 
-Files have questions about the real world, in the two formats they are published in. Both are csv
-with a header, one question a row; other columns do not matter.
+Files have questions about the real world, in one of two published formats. Both are csv with a
+header and one question per row; other columns are ignored.
 
 `TwoHopFact.csv`, and SOCRATES, of Yang et al. (arXiv 2402.16837, 2411.16679; on the hub as
 soheeyang/TwoHopFact and soheeyang/SOCRATES):
@@ -36,7 +36,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from datamodules.base import none_of, outside, refuse
+from datamodules.base import choice_problems, raise_problems, range_problems
 from datamodules.files import open_text
 from datamodules.hub import HubFiles, check_rows
 from datamodules.local_corpora import identify
@@ -54,9 +54,9 @@ class Hop:
     """A fact, as a question and as a statement.
 
     Attributes:
-        question: Asks for the object: "Who is the author of The Silent Harbour?"
-        phrase: Says what the object is, up to it: "the author of The Silent Harbour is".
-        subject: What it is about, as `question` writes it.
+        question: Question for the object: "Who is the author of The Silent Harbour?"
+        phrase: Statement up to the object: "the author of The Silent Harbour is".
+        subject: Name of the subject, as in `question`.
         object: The answer.
         aliases: Other names of the object.
     """
@@ -69,7 +69,7 @@ class Hop:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The object's names, its own first."""
+        """All names of the object, `object` first."""
         return tuple(dict.fromkeys((self.object, *self.aliases)))
 
     @property
@@ -83,8 +83,8 @@ class Chain:
     """Two facts, the object of the first being the subject of the second, and a question over both.
 
     Attributes:
-        question: Asks for the second fact's object by the first one's subject, and does not name
-            the entity between them.
+        question: Question for the second fact's object from the first fact's subject, without
+            naming the bridge entity.
         first: The fact about e1, whose object is the bridge entity e2.
         second: The fact about e2, whose object is the answer e3.
     """
@@ -95,7 +95,7 @@ class Chain:
 
 
 def end_of(subject: str, question: str) -> int:
-    """Returns where the last mention of a subject ends in a question; its length without any."""
+    """Returns the end of the last mention of a subject in a question, or the question's length."""
     start = question.rfind(subject)
     return len(question) if start < 0 else start + len(subject)
 
@@ -103,32 +103,32 @@ def end_of(subject: str, question: str) -> int:
 # ---- a generated world
 
 
-Kind = Literal["book", "film", "song", "company", "person", "city", "country", "currency"]
+EntityType = Literal["book", "film", "song", "company", "person", "city", "country", "currency"]
 
 VERSION = 1
-"""Raised with any change that gives other text; part of the data's identity."""
+"""Incremented with any change of the text; part of the data's identity."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What everything of a kind has one of.
+    """A functional relation: each subject has exactly one object.
 
     Attributes:
-        of: Kind of the subject.
-        name: "the NAME of SUBJECT" is the object.
-        to: Kind of the object.
+        of: Type of the subject.
+        name: Noun of the relation; "the NAME of SUBJECT" is the object.
+        to: Type of the object.
     """
 
-    of: Kind
+    of: EntityType
     name: str
-    to: Kind
+    to: EntityType
 
     def phrase(self, subject: str) -> str:
-        """Returns what the object is called by its subject."""
+        """Returns the phrase that denotes the object of a subject."""
         return f"the {self.name} of {subject}"
 
     def question(self, subject: str) -> str:
-        """Returns a question for the object."""
+        """Returns the question for the object of a subject."""
         return f"{'Who' if self.to == 'person' else 'What'} is {self.phrase(subject)}?"
 
 
@@ -180,7 +180,7 @@ def _thing(draws: Draws) -> str:
     return draws.pick(_THINGS.split())
 
 
-_NAMING: dict[Kind, Callable[[Draws], str]] = {
+_NAMING: dict[EntityType, Callable[[Draws], str]] = {
     "book": lambda draws: f"The {_title(draws)} {_thing(draws)} of {_word(draws)}",
     "film": lambda draws: f"{_thing(draws)} of the {_title(draws)} {_thing(draws)}",
     "song": lambda draws: f"{_title(draws)} {_thing(draws)} in {_word(draws)}",
@@ -193,22 +193,22 @@ _NAMING: dict[Kind, Callable[[Draws], str]] = {
 
 
 class Knowledge:
-    """All entities and all facts: a pure function of the arguments.
+    """All entities and facts of a world, a pure function of the arguments.
 
     Args:
-        sizes: Number of entities of each kind, positive.
-        seed: Non-negative.
+        sizes: Number of entities of each type, positive.
+        seed: Non-negative seed.
 
     Attributes:
-        entities: Names by kind; no name occurs twice.
+        entities: Names by type; no name occurs twice.
         facts: Fact by (relation, subject).
     """
 
-    def __init__(self, sizes: Mapping[Kind, int], seed: int) -> None:
+    def __init__(self, sizes: Mapping[EntityType, int], seed: int) -> None:
         used: set[str] = set()
-        self.entities: dict[Kind, list[str]] = {
-            kind: _names(kind, count, Draws(f"names/{seed}/{kind}"), used)
-            for kind, count in sizes.items()
+        self.entities: dict[EntityType, list[str]] = {
+            entity_type: _names(entity_type, count, Draws(f"names/{seed}/{entity_type}"), used)
+            for entity_type, count in sizes.items()
         }
         self.facts: dict[tuple[Relation, str], Hop] = {}
         for relation in RELATIONS:
@@ -223,7 +223,7 @@ class Knowledge:
             self.facts[relation, subject] = Hop(question, phrase, subject, chosen)
 
     def chains(self) -> Iterator[Chain]:
-        """Yields all questions of two hops whose three entities differ."""
+        """Yields all two-hop questions whose three entities differ."""
         for (relation, subject), first in self.facts.items():
             for asked in RELATIONS:
                 second = self.facts.get((asked, first.object))
@@ -231,11 +231,11 @@ class Knowledge:
                     yield Chain(asked.question(relation.phrase(subject)), first, second)
 
 
-def _names(kind: Kind, count: int, draws: Draws, used: set[str]) -> list[str]:
-    """Returns new names, which are then used."""
+def _names(entity_type: EntityType, count: int, draws: Draws, used: set[str]) -> list[str]:
+    """Returns new names and adds them to `used`."""
     names: list[str] = []
     while len(names) < count:
-        name = _NAMING[kind](draws)
+        name = _NAMING[entity_type](draws)
         if name not in used:
             used.add(name)
             names.append(name)
@@ -246,9 +246,9 @@ def _names(kind: Kind, count: int, draws: Draws, used: set[str]) -> list[str]:
 
 
 PUBLISHED = {"soheeyang/TwoHopFact": 45_595, "soheeyang/SOCRATES": 7_232}
-"""Number of questions of data sets on the hub, by their authors' README."""
+"""Number of questions of data sets on the hub, according to their README."""
 
-_LONGEST_FIELD = 2**24  # characters; csv's own limit is below what TwoHopFact has
+_LONGEST_FIELD = 2**24  # characters; the default limit of csv is too low for TwoHopFact
 
 
 _Columns = Mapping[str, tuple[str, ...]]
@@ -269,7 +269,7 @@ _TEMPLATES: _Columns = {
 
 
 def check_csv(path: Path) -> None:
-    """Raises a ValueError for another suffix than csv."""
+    """Raises a ValueError for a suffix other than csv."""
     if path.suffix.lower() != ".csv":
         raise ValueError(f"{path}: two-hop questions are read from csv files. Convert the file.")
 
@@ -278,7 +278,7 @@ def read_chains(path: Path) -> Iterator[Chain]:
     """Yields the questions of a csv file in either format.
 
     Raises:
-        ValueError: It is not UTF-8, has other columns, no rows, or a row lacks a value.
+        ValueError: If it is not UTF-8, has other columns or no rows, or a row lacks a value.
     """
     with open_text(path) as file:
         text = file.read().decode("utf-8-sig")
@@ -294,21 +294,21 @@ def read_chains(path: Path) -> Iterator[Chain]:
 
 
 def _format(path: Path, there: Iterable[str]) -> _Columns:
-    """Returns the columns of the format that a file is in."""
+    """Returns the columns of a file's format."""
     needed = []
     for columns in (_PROMPTS, _TEMPLATES):
-        needed.append([name for kind in _NEEDED for name in columns[kind]])
+        needed.append([name for field in _NEEDED for name in columns[field]])
         if set(there).issuperset(needed[-1]):
             return columns
     raise ValueError(
-        f"{path}: the columns are those of neither format: {', '.join(needed[0])} "
-        f"(TwoHopFact), or {', '.join(needed[1])} (Hopping Too Late)."
+        f"{path}: the columns match neither format: {', '.join(needed[0])} (TwoHopFact), or "
+        f"{', '.join(needed[1])} (Hopping Too Late)."
     )
 
 
 def _chain(row: Mapping[str, str | None], columns: _Columns, where: str) -> Chain:
     def value(name: str) -> str:
-        """Returns the text of a column, which must not be empty."""
+        """Returns the non-empty text of a column."""
         text = (row.get(name) or "").strip()
         if not text:
             raise ValueError(f"{where}: the column {name!r} is empty. Fix or remove the row.")
@@ -329,7 +329,7 @@ def _chain(row: Mapping[str, str | None], columns: _Columns, where: str) -> Chai
 def _filled(template: str, subject: str, where: str) -> str:
     """Returns the statement of a template, up to its object.
 
-    A relation after its entity ends in its verb already: "{} is led by".
+    A template that begins with its entity already ends in a verb: "{} is led by".
     """
     before, braces, after = template.partition("{}")
     if not braces:
@@ -338,7 +338,7 @@ def _filled(template: str, subject: str, where: str) -> str:
 
 
 def _aliases(written: str | None) -> tuple[str, ...]:
-    """Returns the names in a Python literal, whatever its nesting; none where it is none."""
+    """Returns the names in an arbitrarily nested Python literal; none if it is invalid."""
     try:
         return tuple(dict.fromkeys(_texts(ast.literal_eval(written or "()"))))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -358,53 +358,53 @@ def _texts(value: object) -> Iterator[str]:
 
 Steps = Literal["bridge", "facts"]
 
-_WORKS: tuple[Kind, ...] = ("book", "film", "song")
+_WORKS: tuple[EntityType, ...] = ("book", "film", "song")
 
 
 class TwoHop(ReasoningDataModule):
     """Who is the teacher of the author of The Silent Harbour of Braldou?
 
-    *Full knowledge* (one_hop: true): training has every fact as a question of one hop, those of the
-    test questions too, and the two-hop questions that are not held out. No two-hop question is in
-    two splits. *Parametric knowledge* (known_file, one_hop: false): the facts are those of the real
-    world, and only questions stay whose two facts the base model knows; a script,
-    docs/papers/known_facts.py, finds out which.
+    *Full knowledge* (one_hop: true): training has every fact as a one-hop question, including the
+    facts of test questions, and the two-hop questions that are not held out. No two-hop question is
+    in two splits. *Parametric knowledge* (known_file, one_hop: false): the facts come from the real
+    world, and only questions whose two facts the base model knows are kept;
+    docs/papers/known_facts.py finds them.
 
-    Without files the world is generated (`Knowledge`): two-hop questions go through all pairs of
-    facts that fit together, in a seeded order. Files are in one of the public formats
-    (see above). Markers stand after the first entity, whose name completes the first fact,
-    and at the end of the question.
+    Without files the world is generated (`Knowledge`): two-hop questions cover all pairs of
+    composable facts, in a seeded order. Files have one of the published formats (see above).
+    Markers are after the first entity, whose name completes the first fact, and at the end of the
+    question.
 
-    NOTE(paper): the paper names neither its questions, nor sizes, nor what the steps say. A step of
-    a question of one hop is that fact, so that thoughts can learn facts that no composed question
-    in training needs.
+    NOTE(paper): the paper specifies neither questions nor sizes nor the text of the steps. The step
+    of a one-hop question is its fact, so that thoughts can learn facts that no composed question in
+    training needs.
 
     Args:
         dataset: Data set on the hub of csv files in one of the formats, such as
-            soheeyang/TwoHopFact; null: data_files, or generated.
-        revision: Commit, branch or tag of the data set on the hub; null: the newest commit.
-        data_files: Questions: one path or glob of csv files, or a list of them; null: those of
-            dataset, or generated.
+            soheeyang/TwoHopFact; null takes data_files or generates a world.
+        revision: Commit, branch or tag of the data set on the hub; null takes the newest commit.
+        data_files: Questions: one path or glob of csv files, or a list of them; null takes dataset
+            or generates a world.
         val_files: Validation questions; null holds out val_fraction of the two-hop questions.
         test_files: Test questions; null holds out test_fraction of the two-hop questions.
-        known_file: jsonl of facts with whether a model knows them; null: all questions stay.
-        one_hop: Whether training has the facts of all splits as questions of one hop.
-        steps: 'bridge': the entity between the two hops; 'facts': both facts as statements.
-        works: Generated: number of books, of films, and of songs.
-        people: Generated: number of people.
-        companies: Generated: number of companies.
-        cities: Generated: number of cities.
-        countries: Generated: number of countries, and of currencies.
-        knowledge_seed: Generated: seed of the world and of the order of its questions.
+        known_file: jsonl of facts that says which ones a model knows; null keeps all questions.
+        one_hop: Whether training has the facts of all splits as one-hop questions.
+        steps: 'bridge' takes the entity between the two hops, 'facts' both facts as statements.
+        works: Number of books, of films, and of songs in a generated world.
+        people: Number of people in a generated world.
+        companies: Number of companies in a generated world.
+        cities: Number of cities in a generated world.
+        countries: Number of countries, and of currencies, in a generated world.
+        knowledge_seed: Seed of a generated world and of the order of its questions.
         **kwargs: See `ReasoningDataModule`.
 
     Raises:
-        ValueError: An argument is unusable, question_first too: a question is all there is; when
-            preparing: a file cannot be read.
+        ValueError: If an argument is invalid, or question_first is set, since questions have no
+            context; when preparing, if a file cannot be read.
     """
 
     path_arguments: ClassVar[frozenset[str]] = ReasoningDataModule.path_arguments | {"known_file"}
-    # Files are named by their content, shares by those that apply.
+    # Files are identified by their content; only shares that apply count.
     not_in_source: ClassVar[frozenset[str]] = (
         ReasoningDataModule.not_in_source | path_arguments | {"dataset", "revision"}
     )
@@ -449,7 +449,7 @@ class TwoHop(ReasoningDataModule):
             )
         self._known_file = None if known_file is None else Path(known_file).expanduser()
         self._one_hop, self._steps = one_hop, steps
-        self._sizes: dict[Kind, int] = {
+        self._sizes: dict[EntityType, int] = {
             **dict.fromkeys(_WORKS, works),
             "person": people,
             "company": companies,
@@ -463,12 +463,15 @@ class TwoHop(ReasoningDataModule):
         )
 
     def _check(self, **sizes: int) -> None:
-        problems = [*outside(2, **sizes), *outside(0, knowledge_seed=self._knowledge_seed)]
-        refuse(problems + none_of(get_args(Steps), steps=self._steps))
+        problems = [
+            *range_problems(2, **sizes),
+            *range_problems(0, knowledge_seed=self._knowledge_seed),
+        ]
+        raise_problems(problems + choice_problems(get_args(Steps), steps=self._steps))
         if self.question_first:
             raise ValueError(
-                "question_first=True has no meaning here: a two-hop question is about nothing in "
-                "front of it. Set data.question_first to false."
+                "question_first=True has no effect here: a two-hop question has no context. Set "
+                "data.question_first to false."
             )
         if self._known_file is not None and not self._known_file.is_file():
             raise ValueError(
@@ -481,7 +484,7 @@ class TwoHop(ReasoningDataModule):
                 "data.dataset or data.data_files, or data.known_file to null."
             )
 
-    # Where the questions are from
+    # Sources of the questions
 
     @property
     def _is_generated(self) -> bool:
@@ -494,12 +497,12 @@ class TwoHop(ReasoningDataModule):
             "*.csv",
             revision=self._revision,
             corpus=type(self).__name__,
-            place="csv files",
+            label="csv files",
             cure="Pass your copy with data.data_files=..., and data.dataset=null",
         )
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Settles the commit of the data set on the hub; nothing for files or a generated world."""
+        """Resolves the commit of the data set on the hub; nothing for other sources."""
         return {} if self._dataset is None else self._hub.pin(stored or None)
 
     def source(self) -> dict[str, Any]:
@@ -520,7 +523,7 @@ class TwoHop(ReasoningDataModule):
         return self._splits.how_to_get(split) + about
 
     def repeats_cure(self) -> None:
-        """Returns None: questions that another split asks are left out and counted."""
+        """Returns None, because questions of other splits are left out and counted."""
 
     @cached_property
     def _knowledge(self) -> Knowledge:
@@ -552,9 +555,9 @@ class TwoHop(ReasoningDataModule):
         return None if self._known_file is None else read_known(self._known_file)
 
     def chains(self, split: Split) -> Iterator[Chain]:
-        """Yields the two-hop questions of a split that stay.
+        """Yields the kept two-hop questions of a split.
 
-        No question is in two splits: the test's stay in the test, then validation's.
+        No question is in two splits: the test has precedence, then validation.
         """
         later = SPLITS[SPLITS.index(split) + 1 :]
         seen = {chain.question for other in later for chain in self._questions[other]}
@@ -567,7 +570,7 @@ class TwoHop(ReasoningDataModule):
                 self.notice(f"questions of two hops left out, {reason}")
 
     def _unknown(self, chain: Chain) -> str | None:
-        """Returns why a model cannot be asked a question, None if it can."""
+        """Returns why a question must be left out, or None to keep it."""
         if self._known is None:
             return None
         answers = [self._known.get(hop.question) for hop in (chain.first, chain.second)]
@@ -578,7 +581,7 @@ class TwoHop(ReasoningDataModule):
     # Examples
 
     def examples(self, split: Split) -> Iterator[Example]:
-        """Yields the examples of a split: in training facts first, then two-hop questions."""
+        """Yields the examples of a split: two-hop questions, after the facts in training."""
         if split == "train" and self._one_hop:
             for hop in self._facts():
                 self.notice("questions of one hop")
@@ -590,7 +593,7 @@ class TwoHop(ReasoningDataModule):
     def _facts(self) -> Iterator[Hop]:
         """Yields the facts of the world, or of the questions of all splits, each question once.
 
-        Of facts with the same question the first counts, as in docs/papers/known_facts.py.
+        The first of several facts with the same question counts, as in docs/papers/known_facts.py.
         """
         if self._is_generated:
             yield from self._knowledge.facts.values()
@@ -616,7 +619,7 @@ class TwoHop(ReasoningDataModule):
         return Example(chain.question, facts, (marker, len(chain.question)), answer, 2)
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a written answer is the right name; case and a final period are free."""
+        """Returns whether an answer is the correct name, ignoring case and a final period."""
         return _plain(text) == _plain(answer)
 
 
@@ -625,20 +628,20 @@ def _plain(name: str) -> str:
 
 
 def read_known(path: Path) -> dict[str, bool]:
-    """Returns which facts are known, by their questions, as docs/papers/known_facts.py writes it.
+    """Returns whether each fact is known, by its question (see docs/papers/known_facts.py).
 
     Args:
-        path: jsonl of objects with the text ``question`` and the truth value ``known``.
+        path: jsonl of objects with a text ``question`` and a boolean ``known``.
 
     Raises:
-        ValueError: A line is not such an object.
+        ValueError: If a line is not such an object.
     """
     known: dict[str, bool] = {}
     for where, row in read_rows(path):
         question = row.get("question") if isinstance(row, dict) else None
         if not isinstance(question, str) or not isinstance(row.get("known"), bool):
             raise ValueError(
-                f"{where}: expected an object with the text 'question' and the truth value 'known'"
+                f"{where}: expected an object with a text 'question' and a boolean 'known'"
             )
         known[question] = row["known"]
     return known

@@ -7,10 +7,10 @@
 | documents of the corpus, marked | `corpus.SentenceCorpus`, `corpus.SentenceIndex` |
 | sentence streams and their curriculum (2.1, 2.3) | `streams` |
 | uniform token-budget bucketing (B.1) | `streams.distribute` |
-| batches | `batches.Sentences`; which streams batch n has: `batches.StreamSource` |
+| batches | `batches.Sentences`; the streams of batch n: `batches.StreamSource` |
 | flat streams with boundaries (E.2, E.4) | `corpus.SentenceWindows` |
 
-Words are lexical tokens here: all but BOS, EOS and EOD.
+"Words" are the lexical tokens here: all tokens except BOS, EOS and EOD.
 """
 
 from datamodules.sentences.batches import Sentences

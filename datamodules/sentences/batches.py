@@ -1,13 +1,13 @@
-"""Sentences as batches of streams, for models that step from sentence to sentence.
+"""Batches of streams of sentences, for models that step from sentence to sentence.
 
-Tensors are (B, S, U): streams, sentences, slots. A sentence takes ``BOS w.. EOS``, the last of a
-document ``BOS w.. EOD EOS``, from slot 0 on without gaps.
+Tensors are (B, S, U): streams, sentences, slots. A sentence fills its slots from 0 on with
+``BOS w.. EOS``, or ``BOS w.. EOD EOS`` at the end of a document.
 
 | source | rows | use |
 |---|---|---|
-| `StreamSource` | streams, cut again as the curriculum grows | training |
+| `StreamSource` | streams, recut as the curriculum grows | training |
 | `DocumentSource` | whole documents, each once, the longest first | evaluation |
-| `SentencePromptSource` | prompts, their last sentence open | predict |
+| `SentencePromptSource` | prompts with an open last sentence | predict |
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import LanguageDataModule, outside
+from datamodules.base import LanguageDataModule, range_problems
 from datamodules.order import permutation
 from datamodules.sentences.corpus import SentenceCorpus, SentenceIndex
 from datamodules.sentences.streams import (
@@ -27,7 +27,7 @@ from datamodules.sentences.streams import (
     Streams,
     cut_documents,
     distribute,
-    number_of_batches,
+    num_batches_for,
     parts_of_step,
     runs,
     share_step,
@@ -46,23 +46,24 @@ def grid_batch(
     """Returns the batch dict of sentences.
 
     Keys: ``tokens`` (B, S, U) int64, 0 in unused slots; ``lengths`` (B, S) int64, slots used, 0
-        after a row's last sentence; ``is_last`` (B, S) bool, the sentence ends its document;
-        ``targets`` (B, S, U) int64, the token after each slot, -100 at EOS and after; ``mask``
-        (B, S, U) bool, used slots; ``lexical`` (B, S, U) bool, the target is a word;
-        ``sequence_id`` (B,) int64.
+        after a row's last sentence; ``is_last`` (B, S) bool, whether the sentence ends its
+        document; ``targets`` (B, S, U) int64, the token after each slot, -100 at EOS and after;
+        ``mask`` (B, S, U) bool, used slots; ``lexical`` (B, S, U) bool, whether the target is a
+        word; ``sequence_id`` (B,) int64.
 
     Args:
-        tokens: (B, S, U); unused slots hold anything.
-        lengths: (B, S).
-        is_last: (B, S).
-        sequence_id: (B,).
-        is_open: Whether the EOS of each row's last sentence is no target, as more might follow.
+        tokens: Token ids (B, S, U), arbitrary in unused slots.
+        lengths: Used slots (B, S).
+        is_last: Whether each sentence ends its document (B, S).
+        sequence_id: Id of each row (B,).
+        is_open: Whether to exclude the EOS of each row's last sentence from the targets, because
+            the sentence may continue.
     """
     slots, used = torch.arange(tokens.shape[-1]), lengths[..., None]
-    mask = slots < used
+    mask = slots < used  # (B, S, U)
     following = torch.full_like(tokens, IGNORE)
     following[..., :-1] = tokens[..., 1:]
-    predicted = slots < used - 1
+    predicted = slots < used - 1  # the last slot is EOS, which predicts nothing
     if is_open:
         row, last = torch.arange(len(lengths)), (lengths > 0).sum(1) - 1
         predicted[row, last] &= slots < used[row, last] - 2
@@ -85,21 +86,21 @@ def stored_batch(
     *,
     count_bytes: bool = False,
 ) -> Batch:
-    """Returns the batch of stored runs of sentences; see `grid_batch`.
+    """Returns the batch of runs of stored sentences; see `grid_batch`.
 
     Args:
         index: Sentences of the split.
         first: First sentence of each row (B,), int64.
-        sentences: How many each row has (B,), at least 1.
-        sequence_id: (B,) int64.
+        sentences: Number of sentences of each row (B,), at least 1.
+        sequence_id: Id of each row (B,), int64.
         count_bytes: Whether to add ``num_bytes``.
     """
     stop = first + sentences
     places = np.arange(sentences.max())
-    numbers = np.minimum(first[:, None] + places, stop[:, None] - 1)
+    numbers = np.minimum(first[:, None] + places, stop[:, None] - 1)  # (B, S), clipped padding
     starts = index.starts(numbers)
     lengths = np.where(places < sentences[:, None], index.ends[numbers] - starts, 0)
-    positions = starts[..., None] + np.arange(lengths.max())
+    positions = starts[..., None] + np.arange(lengths.max())  # (B, S, U)
     positions = np.minimum(positions, len(index.stream) - 1)
     tokens = index.stream.gather(positions)
     is_last = (places == sentences[:, None] - 1) & index.ends_document(stop)[:, None]
@@ -111,28 +112,28 @@ def stored_batch(
 def written_batch(
     rows: Sequence[Sequence[Sequence[int]]], sequence_id: Sequence[int], *, bos_id: int, eos_id: int
 ) -> Batch:
-    """Returns the batch of unfinished documents, their last sentence open; see `grid_batch`.
+    """Returns the batch of unfinished documents with an open last sentence; see `grid_batch`.
 
     Args:
         rows: Words of each sentence of each document.
-        sequence_id: Number of each.
-        bos_id: Begins a sentence.
-        eos_id: Ends it.
+        sequence_id: Id of each document.
+        bos_id: First token of a sentence.
+        eos_id: Last token of a sentence.
     """
     most = max(map(len, rows))
-    longest = max(len(words) for row in rows for words in row)
+    longest = max(len(sentence) for row in rows for sentence in row)
     tokens = torch.zeros(len(rows), most, longest + 2, dtype=torch.int64)
     lengths = torch.zeros(len(rows), most, dtype=torch.int64)
     for r, row in enumerate(rows):
-        for s, words in enumerate(row):
-            lengths[r, s] = len(words) + 2
-            tokens[r, s, : len(words) + 2] = torch.tensor([bos_id, *words, eos_id])
+        for s, sentence in enumerate(row):
+            lengths[r, s] = len(sentence) + 2
+            tokens[r, s, : len(sentence) + 2] = torch.tensor([bos_id, *sentence, eos_id])
     is_last = torch.zeros_like(lengths, dtype=torch.bool)
     return grid_batch(tokens, lengths, is_last, torch.tensor(sequence_id), is_open=True)
 
 
 def empty_batch() -> Batch:
-    """Returns a batch of one row without sentences, for a rank that has nothing to score."""
+    """Returns a batch of one row without sentences, for a rank with nothing to score."""
     nothing = torch.zeros(1, 1, dtype=torch.int64)
     return grid_batch(nothing[..., None], nothing, nothing.bool(), torch.tensor([-1]))
 
@@ -141,7 +142,7 @@ def with_bytes(batch: Batch, sizes: np.ndarray) -> Batch:
     """Returns the batch with ``num_bytes`` (B,) int64, UTF-8 bytes of the targets.
 
     Args:
-        batch: Sentences.
+        batch: Batch of sentences.
         sizes: UTF-8 bytes of each token, (B, S, U) int64.
     """
     following = np.zeros_like(sizes)
@@ -149,25 +150,25 @@ def with_bytes(batch: Batch, sizes: np.ndarray) -> Batch:
     return {**batch, "num_bytes": target_bytes(batch["targets"], following)}
 
 
-# ---- batches by number
+# ---- batches by index
 
 
-# Sentences of an evaluation batch, its padding counted: one very long document is scored alone.
+# Maximum sentences of an evaluation batch, padding included; a very long document is scored alone.
 _MOST_SENTENCES = 2**16
 
 
 class StreamSource:
     """Training batches of one rank.
 
-    Batches count on over epochs: batch n is number ``n % len`` of epoch ``n // len``, which decides
-    the curriculum's stage, too.
+    Batch indices continue over epochs: batch n is batch ``n % len`` of epoch ``n // len``, which
+    also determines the curriculum's stage.
 
     Args:
         index: Sentences of the train split.
-        bounds: What a batch may hold.
-        curriculum: How long streams are in each epoch.
-        seed: Non-negative.
-        step: What a step of all ranks may hold. Streams are then dealt to steps, and ranks and
+        bounds: Limits of a batch.
+        curriculum: Maximum length of streams by epoch.
+        seed: Non-negative seed.
+        step: Limits of a step over all ranks. Streams are then dealt to steps, and ranks and
             micro-batches share each step, all within `bounds`. By default streams are dealt to the
             batches of ranks.
         accumulate: Micro-batches of such a step.
@@ -175,7 +176,7 @@ class StreamSource:
         world_size: Processes that share the streams.
 
     Raises:
-        ValueError: The split has fewer sentences than an epoch has batches.
+        ValueError: If the split has fewer sentences than an epoch has batches.
     """
 
     def __init__(
@@ -194,23 +195,23 @@ class StreamSource:
         self._bounds, self._part, self._accumulate = step or bounds, bounds, accumulate
         self._rank, self._world_size = rank, world_size
         self._shares = step is not None
-        self._dealt_to = 1 if self._shares else world_size  # batches of the dealing in a step
+        self._dealt_to = 1 if self._shares else world_size  # dealt batches per step
         self._streams: dict[int, Streams] = {}
         self._epochs: dict[int, Batches] = {}
         self._shared: dict[int, tuple[Streams, np.ndarray]] = {}
         streams = self._cut(curriculum.at(0))
-        self._number = number_of_batches(
+        self._num_batches = num_batches_for(
             int(streams.lexical.sum()), len(streams), self._bounds, self._dealt_to
         )
-        self._epoch(0)  # a split that is too small is refused at once
+        self._epoch(0)  # raises early if the split is too small
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a loading process needs; it cuts and deals the streams itself."""
+        """Omits the cached streams; loading processes cut and deal them again."""
         return {**vars(self), "_streams": {}, "_epochs": {}, "_shared": {}}
 
     def __len__(self) -> int:
-        """Returns the batches of each rank per epoch, the same in all epochs."""
-        return self._number // self._dealt_to * self._accumulate
+        """Returns the number of batches per rank and epoch, equal in all epochs."""
+        return self._num_batches // self._dealt_to * self._accumulate
 
     def _cut(self, max_sentences: int) -> Streams:
         if max_sentences not in self._streams:
@@ -225,7 +226,7 @@ class StreamSource:
             batches = distribute(
                 self._cut(self._curriculum.at(epoch)),
                 self._index,
-                number=self._number,
+                num_batches=self._num_batches,
                 bounds=self._bounds,
                 seed=self._seed,
                 epoch=epoch,
@@ -235,11 +236,11 @@ class StreamSource:
         return self._epochs[epoch]
 
     def streams(self, n: int, rank: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first sentences and numbers of sentences of the streams in batch `n`.
+        """Returns first sentence and number of sentences of each stream in batch `n`.
 
         Args:
-            n: Number of the batch.
-            rank: Of that rank; None: of all ranks.
+            n: Index of the batch.
+            rank: Rank to return, or None for all ranks.
         """
         begin, count = (0, self._world_size) if rank is None else (rank, 1)
         if self._shares:
@@ -252,14 +253,14 @@ class StreamSource:
         return self._epoch(epoch).streams(begin, begin + count)
 
     def _dealt(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first sentences, and their numbers, of a step's streams, before sharing."""
-        epoch, batch = divmod(step, self._number)
+        """Returns first sentence and number of sentences of a step's streams, before sharing."""
+        epoch, batch = divmod(step, self._num_batches)
         return self._epoch(epoch).streams(batch, batch + 1)
 
     def _share(self, step: int) -> tuple[Streams, np.ndarray]:
-        """Returns the streams of a step, and the part of each.
+        """Returns the streams of a step, and the part of each stream.
 
-        Micro-batch m has parts m * W to (m + 1) * W - 1 of W ranks.
+        With W ranks, micro-batch m has parts m * W to (m + 1) * W - 1.
         """
         if step not in self._shared:
             first, sentences = self._dealt(step)
@@ -270,7 +271,7 @@ class StreamSource:
         return self._shared[step]
 
     def counts(self, n: int) -> dict[str, float]:
-        """Returns the targets of batch `n` over all ranks, in all and of each kind."""
+        """Returns the numbers of targets of batch `n` over all ranks, in total and by type."""
         first, sentences = self.streams(n)
         lexical = int(self._index.lexical(first, first + sentences).sum())
         eos, eod = int(sentences.sum()), int(self._index.ends_document(first + sentences).sum())
@@ -280,10 +281,10 @@ class StreamSource:
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `grid_batch`.
 
-        Also ``sentence_steps``, int: most sentences that a stream of batch n has on any rank; the
-        first micro-batch of a shared step has the most of its streams before any is cut for a
-        device, the others 0. ``sequence_id`` is the number of the stream's first sentence. A part
-        without streams is `empty_batch`.
+        It also has ``sentence_steps``, the maximum number of sentences of a stream of batch n on
+        any rank; in a shared step, the first micro-batch has the maximum over the step's streams
+        before any is cut for a device, and the others have 0. ``sequence_id`` is the index of the
+        stream's first sentence. A part without streams is `empty_batch`.
         """
         first, sentences = self.streams(n, self._rank)
         batch = stored_batch(self._index, first, sentences, first) if len(first) else empty_batch()
@@ -293,16 +294,15 @@ class StreamSource:
 
 
 class DocumentSource:
-    """Evaluation batches of one rank: whole documents, each on one rank.
+    """Evaluation batches of one rank, with whole documents.
 
-    The documents of a batch have similar lengths. The longest come first, so that what does not fit
-    into memory shows at once; the other batches come in a drawn order, always the same, so that
-    some of them stand for all. A rank for which there is no document left gets a row without
-    sentences.
+    The documents of a batch have similar lengths. The longest come first, so that running out of
+    memory shows at once; the other batches come in a fixed random order, so that the first few are
+    representative. A rank without a remaining document gets a row without sentences.
 
     Args:
         index: Sentences of the split.
-        batch_size: Most documents of a batch.
+        batch_size: Maximum number of documents of a batch.
         rank: This process among `world_size`.
         world_size: Processes that share the documents.
     """
@@ -326,7 +326,7 @@ class DocumentSource:
         self._turns = np.append(0, 1 + rest)
 
     def _group(self, batch_size: int) -> list[int]:
-        """Returns where in the order each batch of all ranks begins."""
+        """Returns the start in the order of each batch over all ranks."""
         begins, begin = [], 0
         while begin < len(self._order):
             begins.append(begin)
@@ -335,14 +335,14 @@ class DocumentSource:
         return begins
 
     def __len__(self) -> int:
-        """Returns the batches of each rank."""
+        """Returns the number of batches per rank."""
         return len(self._begins)
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `grid_batch`.
 
-        Also ``num_bytes`` (B,) int64, UTF-8 bytes of the targets. ``sequence_id`` is the document's
-        number in the split, -1 in a row without sentences.
+        It also has ``num_bytes`` (B,) int64, UTF-8 bytes of the targets. ``sequence_id`` is the
+        document's index in the split, -1 in a row without sentences.
         """
         turn = int(self._turns[n])
         end = self._begins[turn + 1] if turn + 1 < len(self._begins) else len(self._order)
@@ -354,14 +354,14 @@ class DocumentSource:
 
 
 class SentencePromptSource(DealtPrompts):
-    """Batches of prompts as documents whose last sentence is open.
+    """Batches of prompts, as documents with an open last sentence.
 
-    Batches are those of `grid_batch` with ``num_bytes``. The EOS of the last sentence is there, as
-    every sentence has one, but not a target.
+    Batches have the keys of `grid_batch` and ``num_bytes``. The last sentence has an EOS, like
+    every sentence, but it is not a target.
 
     Args:
-        prompts: Texts.
-        tokenizer: Marks them.
+        prompts: Texts of the prompts.
+        tokenizer: Tokenizer that marks them.
         **rows: See `DealtPrompts`.
     """
 
@@ -371,9 +371,9 @@ class SentencePromptSource(DealtPrompts):
         self._sentences = [tokenizer.measured_sentences(prompt) for prompt in prompts]
 
     def _built(self, numbers: list[int]) -> Batch:
-        chosen = [self._sentences[number] for number in numbers]
+        chosen = [self._sentences[index] for index in numbers]
         markers = {"bos_id": self._tokenizer.bos_id, "eos_id": self._tokenizer.eos_id}
-        ids = [[words.tolist() for words, _ in sentences] for sentences in chosen]
+        ids = [[sentence.tolist() for sentence, _ in sentences] for sentences in chosen]
         batch = written_batch(ids, numbers, **markers)
         sizes = np.zeros(batch["tokens"].shape, dtype=np.int64)
         for row, sentences in zip(sizes, chosen, strict=True):
@@ -386,34 +386,34 @@ class SentencePromptSource(DealtPrompts):
 
 
 class Sentences(SentenceCorpus, LanguageDataModule):
-    """A corpus as batches of sentences (Thought Gestalt, section 2.1 and App. B.1).
+    """A corpus in batches of sentences (Thought Gestalt, section 2.1 and App. B.1).
 
     Training documents are cut into streams of at most S sentences, and streams are dealt to batches
     of at most `batch_tokens` lexical tokens and `batch_size` streams; S grows by `curriculum_step`
     every `curriculum_epochs` epochs. Evaluation scores whole documents.
 
-    With `global_batch_tokens` streams are dealt to steps instead, and each step is shared by
-    devices and micro-batches, so that step n has the same sentences on any number of devices and
-    with any `batch_tokens`. They are the same streams unless one does not fit into a device's batch
-    beside others: then it is cut. Where a step has fewer streams than there are devices, some wait.
+    With `global_batch_tokens` streams are dealt to steps instead, and devices and micro-batches
+    share each step, so that step n has the same sentences on any number of devices and with any
+    `batch_tokens`. A stream is cut only if it does not fit into a device's batch. If a step has
+    fewer streams than devices, some devices idle.
 
     Args:
-        batch_tokens: Most lexical tokens (all but BOS, EOS and EOD) of a device's batch when
-            training; the paper's number is unpublished.
-        batch_size: Most streams of a device's batch when training.
-        global_batch_tokens: Most lexical tokens of an optimiser step over all devices, in as few
-            micro-batches as surely fit. With null a step has a batch of `batch_tokens` for each
-            device and each of trainer.accumulate_grad_batches.
-        max_sentences: Most sentences of a stream in the first epochs (S).
-        curriculum_step: How much S grows; 0: not at all.
-        curriculum_epochs: After how many epochs it grows; passes over the data, which are the
-            trainer's epochs unless limit_train_batches makes those shorter.
-        curriculum_limit: Largest S; null: it grows on.
+        batch_tokens: Maximum lexical tokens (all but BOS, EOS and EOD) of a device's batch when
+            training; the paper's value is unpublished.
+        batch_size: Maximum streams of a device's batch when training.
+        global_batch_tokens: Maximum lexical tokens of an optimiser step over all devices, in as few
+            micro-batches as are guaranteed to fit. With null a step has a batch of `batch_tokens`
+            for each device and each of trainer.accumulate_grad_batches.
+        max_sentences: Maximum sentences of a stream in the first epochs (S).
+        curriculum_step: Increment of S; 0 keeps S constant.
+        curriculum_epochs: Number of epochs between increments. These are passes over the data,
+            which are the trainer's epochs unless limit_train_batches shortens them.
+        curriculum_limit: Largest S; null sets no limit.
         **kwargs: See `SentenceCorpus` and `LanguageDataModule`; eval_batch_size counts documents,
-            global_batch streams of a step (one for each max_sentence_tokens by default).
+            global_batch streams of a step (by default one per max_sentence_tokens).
 
     Raises:
-        ValueError: An argument is out of its range; the message lists all of them.
+        ValueError: If arguments are out of range; the message lists all of them.
     """
 
     rows = "sentences"
@@ -440,9 +440,9 @@ class Sentences(SentenceCorpus, LanguageDataModule):
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
-        problems += outside(1, max_sentences=self.max_sentences)
-        problems += outside(0, curriculum_step=self.curriculum_step)
-        problems += outside(1, curriculum_epochs=self.curriculum_epochs)
+        problems += range_problems(1, max_sentences=self.max_sentences)
+        problems += range_problems(0, curriculum_step=self.curriculum_step)
+        problems += range_problems(1, curriculum_epochs=self.curriculum_epochs)
         if self.curriculum_limit is not None and self.curriculum_limit < self.max_sentences:
             problems.append(
                 f"curriculum_limit={self.curriculum_limit} must be at least max_sentences="
@@ -451,24 +451,24 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         sizes = {"batch_tokens": self.batch_tokens, "global_batch_tokens": self.global_batch_tokens}
         problems += [
             f"{key}={size} must be at least max_sentence_tokens={self.max_sentence_tokens}, so "
-            "that a batch can take any sentence"
+            "that any sentence fits into a batch"
             for key, size in sizes.items()
             if size is not None and size < self.max_sentence_tokens
         ]
         if self.global_batch is not None and self.global_batch_tokens is None:
             problems.append(
                 f"global_batch={self.global_batch} counts the streams of a step of "
-                "global_batch_tokens lexical tokens: set that, too"
+                "global_batch_tokens lexical tokens: set that too"
             )
         return problems
 
     @property
     def block_size(self) -> int:
-        """Slots of a sentence: its words, BOS, EOD and EOS."""
+        """Slots per sentence: words, BOS, EOD and EOS."""
         return self.max_sentence_tokens + MARKERS
 
     def row_tokens(self, split: Split) -> int:
-        """Returns the slots of a document of a split, on average."""
+        """Returns the mean number of slots of a split's documents."""
         counts = self.counts(split)
         return -(-counts.tokens // max(1, counts.documents))
 
@@ -490,14 +490,14 @@ class Sentences(SentenceCorpus, LanguageDataModule):
 
     @property
     def _bounds(self) -> Bounds:
-        """Bounds of a device's batch."""
+        """Limits of a device's batch."""
         return Bounds(
             lexical=self.batch_tokens, streams=self.batch_size, sentence=self.max_sentence_tokens
         )
 
     @property
     def _step_bounds(self) -> Bounds | None:
-        """Bounds of a step of a stated size."""
+        """Limits of a step of set size."""
         size, longest = self.global_batch_tokens, self.max_sentence_tokens
         if size is None:
             return None
@@ -505,14 +505,14 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         return Bounds(lexical=size, streams=streams, sentence=longest)
 
     def sentences(self, split: Split) -> SentenceIndex:
-        """Returns where the sentences of a split of the prepared corpus are."""
+        """Returns the index of a split's sentences in the prepared corpus."""
         return SentenceIndex(self.stream(split), self.tokenizer.eos_id)
 
     def training_source(self) -> StreamSource:
-        """Returns the training batches of this rank by number.
+        """Returns the training batches of this rank by index.
 
         Raises:
-            ValueError: The train split is too small to give each batch a sentence.
+            ValueError: If the train split is too small to give each batch a sentence.
         """
         rows = self._training_rows()
         return StreamSource(
@@ -531,10 +531,10 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         )
 
     def evaluation_source(self, split: Split) -> DocumentSource:
-        """Returns the batches of this rank that score every token of a split once.
+        """Returns this rank's batches, which score every token of a split once.
 
         Raises:
-            ValueError: The split is empty.
+            ValueError: If the split is empty.
         """
         index = self.sentences(split)
         self._refuse_empty(split, len(index))
@@ -545,7 +545,7 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         )
 
     def prompt_source(self, prompts: Sequence[str]) -> SentencePromptSource:
-        """Returns batches of prompts, whose last sentence is open."""
+        """Returns batches of prompts with an open last sentence."""
         return SentencePromptSource(
             prompts, self.tokenizer, batch_size=self.eval_batch_size, **self._ranks()
         )

@@ -1,11 +1,11 @@
-"""A corpus whose documents are cut into sentences, made from another corpus.
+"""A corpus with documents cut into sentences, derived from an inner corpus.
 
-Two text stores: the inner corpus' own, which a model of plain tokens uses too (its token cap holds
-for both), and next to it one whose documents are marked (see `tokenizer`). `SentenceIndex` says
-where the sentences of a split lie in the marked one.
+There are two text stores: the inner corpus' store, which models of plain tokens also use (its token
+cap holds for both), and one with marked documents (see `tokenizer`). `SentenceIndex` locates the
+sentences of a split in the latter.
 
-The marked documents are those of the inner store, decoded, where the inner tokenizer gives every
-text back; elsewhere they are read from the source again.
+The marked documents are decoded from the inner store if the inner tokenizer is lossless; otherwise
+they are read from the source again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,33 +24,33 @@ from datamodules.store import SPLITS, Counts, Split, StoreError, TokenStream, fi
 from datamodules.text import Report, TextDataModule
 from lightning_models.recipe import build, public_path
 
-# ---- where its sentences are
+# ---- the index of sentences
 
 
-SHARED_FROM = 2**24  # tokens: where a smaller split has its sentences is known in a moment
-_PART = 2**22  # tokens that are read together
-_SAMPLED = 64  # sentences that are checked when a file is opened
+SHARED_FROM = 2**24  # tokens; a smaller split is indexed in a moment
+_PART = 2**22  # tokens to read at once
+_SAMPLED = 64  # sentences to check when a file is opened
 _ENDS = np.dtype("<i8")
 _NONE = np.empty(0, _ENDS)
 _NAME = "sentences"
 
 
 class SentenceIndex:
-    """The sentences of a split, numbered over all documents; pickled by path.
+    """Index of a split's sentences, counted over all documents; pickled by path.
 
     Args:
         stream: Marked tokens of the split.
-        eos_id: Ends a sentence.
+        eos_id: Last token of a sentence.
 
     Attributes:
-        stream: The same.
+        stream: The argument.
     """
 
     def __init__(self, stream: TokenStream, eos_id: int) -> None:
         self.stream, self._eos_id = stream, eos_id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns what opens the same files elsewhere."""
+        """Pickles the paths of the files."""
         return SentenceIndex, (self.stream, self._eos_id)
 
     def __len__(self) -> int:
@@ -59,64 +59,64 @@ class SentenceIndex:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Where each sentence ends in the stream, after its EOS; int64, ascending."""
+        """End of each sentence in the stream, after its EOS; int64, ascending."""
         return sentence_ends(self.stream, self._eos_id)
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """Number of the sentence after each document's last one; int64, ascending."""
+        """Index of the sentence after each document's last one; int64, ascending."""
         return np.searchsorted(self.ends, self.stream.document_ends) + 1
 
     def starts(self, sentences: np.ndarray) -> np.ndarray:
-        """Returns where those sentences begin in the stream, at their BOS; int64."""
+        """Returns the starts of sentences in the stream, at their BOS; int64."""
         numbers = np.asarray(sentences, dtype=np.int64)
         return np.where(numbers > 0, self.ends[np.maximum(numbers - 1, 0)], 0)
 
     def ends_document(self, stops: np.ndarray) -> np.ndarray:
-        """Returns whether a document ends before those sentences, bool."""
+        """Returns whether a document ends right before each sentence, bool."""
         document = np.searchsorted(self.document_ends, stops)
         return self.document_ends[np.minimum(document, len(self.document_ends) - 1)] == stops
 
     def lexical(self, firsts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Returns the words in runs of sentences, int64.
+        """Returns the number of words in runs of sentences, int64.
 
         Args:
             firsts: First sentence of each run.
-            stops: The sentence after its last one, or the first one if the run is empty; of the
-                same document, so that no EOD but the last one's lies in the run.
+            stops: Sentence after the last one, or the first one if the run is empty. A run is
+                within one document, so it has at most one EOD, at its end.
         """
         slots = self.starts(stops) - self.starts(firsts)
         return slots - 2 * (stops - firsts) - (self.ends_document(stops) & (stops > firsts))
 
 
 def sentence_ends(stream: TokenStream, eos_id: int) -> np.ndarray:
-    """Returns where the sentences of a stream end, int64, from a file where there is one.
+    """Returns the ends of a stream's sentences, int64, from a file if there is one.
 
     A large index that cannot be written (a read-only or full disk) is kept in memory, with a
     warning.
     """
-    found: np.ndarray | None = None
+    ends: np.ndarray | None = None
     if len(stream) >= SHARED_FROM:
         path = stream.split_file(_NAME)
-        found = shared(
+        ends = shared(
             path,
             stream.split_file(f"{_NAME}.lock"),
             opened=lambda: _opened(path, stream, eos_id),
-            write=lambda file: file.writelines(ends.data for ends in _scan(stream, eos_id)),
-            held="where the sentences are, 8 bytes each",
+            write=lambda file: file.writelines(part.data for part in _scan(stream, eos_id)),
+            held="the ends of the sentences, 8 bytes each",
         )
-    return np.concatenate([_NONE, *_scan(stream, eos_id)]) if found is None else found
+    return np.concatenate([_NONE, *_scan(stream, eos_id)]) if ends is None else ends
 
 
 def _scan(stream: TokenStream, eos_id: int) -> Iterator[np.ndarray]:
-    """Yields, in parts, the places after each EOS."""
+    """Yields, in parts, the positions after each EOS."""
     for first in range(0, len(stream), _PART):
         tokens = stream.gather(np.arange(first, min(first + _PART, len(stream))))
         yield (np.flatnonzero(tokens == eos_id) + first + 1).astype(_ENDS)
 
 
 def _opened(path: Path, stream: TokenStream, eos_id: int) -> np.ndarray | None:
-    """Returns the ends in a file, None where there is none, or a sample is not of the stream."""
+    """Returns the ends in a file, or None if it is missing or does not match the stream."""
     if not path.is_file() or path.stat().st_size < _ENDS.itemsize:
         return None
     ends = np.memmap(path, _ENDS, "r")
@@ -128,30 +128,29 @@ def _opened(path: Path, stream: TokenStream, eos_id: int) -> np.ndarray | None:
 # ---- the corpus
 
 
-_MARKING = 1  # goes up when documents are marked in another way
+_MARKING = 1  # incremented when the marking of documents changes
 
 
 class SentenceCorpus(TextCorpus):
     """The documents of another corpus, cut into sentences.
 
     Args:
-        corpus: The corpus of the documents; splits, tokenizer, token cap, cache_dir and num_proc
-            are its. (Also the dict of its class_path and init_args; of its batches nothing is
-            used.)
-        splitter: What finds sentences: 'rules' (sentencex), 'sat' (the paper's; its weights come
+        corpus: Corpus of the documents, which determines splits, tokenizer, token cap, cache_dir
+            and num_proc; also as a dict of class_path and init_args. Its batches are not used.
+        splitter: Sentence splitter: 'rules' (sentencex), 'sat' (the paper's; its weights come
             from the hub), 'sat:' with another model's name or a local folder, or 'spans:25' for
             spans of 25 tokens.
-        max_sentence_tokens: Most tokens of a sentence (L_max, 64 in the paper); longer ones are cut
-            after punctuation.
+        max_sentence_tokens: Maximum tokens of a sentence (L_max, 64 in the paper); longer ones are
+            cut after punctuation.
         language: Language of the texts, for 'rules': a code such as 'en'.
         **kwargs: See the other base classes.
 
     Raises:
-        ValueError: An argument is out of its range.
+        ValueError: If an argument is out of range.
     """
 
     object_arguments: ClassVar[tuple[str, ...]] = ("corpus",)
-    # Arguments that are the inner corpus' here.
+    # Arguments that the inner corpus determines.
     _of_corpus: ClassVar[frozenset[str]] = frozenset(
         {"tokenizer", "cache_dir", "val_fraction", "test_fraction", "num_proc"}
     )
@@ -177,7 +176,7 @@ class SentenceCorpus(TextCorpus):
             num_proc=self.corpus.num_proc,
             **kwargs,
         )
-        # An object would be neither read from a checkpoint nor written to YAML.
+        # An object could neither be loaded from a checkpoint nor written to YAML.
         self.hparams["corpus"] = self.corpus.recipe()
         self.hparams["splitter"] = self.splitter.name  # with the absolute path of a folder
 
@@ -185,9 +184,9 @@ class SentenceCorpus(TextCorpus):
 
     @cached_property
     def _decodes(self) -> bool:
-        """Whether the tokens of the inner store surely decode to the text that was read."""
-        # a trained tokenizer, which always does, may not exist yet
-        return self._spec.kind == "bpe" or self.corpus.tokenizer.exact_bytes
+        """Whether the tokens of the inner store are guaranteed to decode to the original text."""
+        # a trained tokenizer is lossless, but may not exist yet
+        return self._spec.family == "bpe" or self.corpus.tokenizer.exact_bytes
 
     def documents(self, split: Split) -> Iterator[str]:
         if self._decodes:
@@ -207,16 +206,16 @@ class SentenceCorpus(TextCorpus):
             first = max(0, first - self.corpus.counts(split).documents)
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Returns the inner store's name and what that was read from.
+        """Returns the name and the source of the inner store.
 
         Raises:
-            StoreError: What is finished was marked from another text.
+            StoreError: If the finished parts were marked from another text.
         """
         origin = {"store": self.corpus.fingerprint, **self.corpus.origin}
         if stored is not None and dict(stored) != origin:
             raise StoreError(
-                f"An unfinished preparation next to {self.corpus.store_dir} was begun from other "
-                f"text ({stored}) than there is now ({origin}). Delete its folder, *.partial."
+                f"An unfinished preparation next to {self.corpus.store_dir} was started from other "
+                f"text ({stored}) than the current one ({origin}). Delete its folder, *.partial."
             )
         return origin
 
@@ -227,24 +226,24 @@ class SentenceCorpus(TextCorpus):
         return self.corpus.how_to_get(split)
 
     def notes(self) -> list[str]:
-        """Returns how sentences differ from the paper's; the inner corpus has its own notes."""
+        """Returns the difference from the paper's sentences; the inner corpus has more notes."""
         if isinstance(self.splitter, RuleSplitter):
-            return ["Sentences end by the rules of sentencex, in the paper by a SaT model."]
+            return ["Sentences are split by the rules of sentencex, in the paper by a SaT model."]
         return []
 
     # Names
 
     @property
     def vocab_size(self) -> int:
-        """V: the inner one and three markers; known without loading where the inner one is."""
+        """V: the inner vocabulary plus three markers, known without loading if the inner one is."""
         return self.corpus.vocab_size + MARKERS
 
     @cached_property
     def fingerprint(self) -> str:
         """Name of the marked store: inner fingerprint, splitter, longest sentence."""
-        kind = self.splitter.name.partition(":")[0]
+        method = self.splitter.name.partition(":")[0]
         name = self.corpus.fingerprint.rpartition("-")[0]
-        return fingerprint(self._description(), f"{name}-{kind}_sentences")
+        return fingerprint(self._description(), f"{name}-{method}_sentences")
 
     def source(self) -> dict[str, Any]:
         return {
@@ -252,13 +251,13 @@ class SentenceCorpus(TextCorpus):
             "splitter": self.splitter.identity(),
             "max_sentence_tokens": self.max_sentence_tokens,
             "marking": _MARKING,
-            # older versions decoded tokens that do not give the text back
+            # older versions decoded tokens of lossy tokenizers
             **({} if self._decodes else {"documents": "source"}),
         }
 
     @cached_property
     def tokenizer(self) -> SentenceTokenizer:
-        """The inner tokenizer with markers; a trained one exists once the data are prepared."""
+        """The inner tokenizer with markers; a trained one exists only after preparation."""
         return SentenceTokenizer(
             self.corpus.tokenizer, self.splitter, max_sentence_tokens=self.max_sentence_tokens
         )
@@ -269,13 +268,13 @@ class SentenceCorpus(TextCorpus):
     # Preparing
 
     def prepare_data(self) -> None:
-        """Tokenises the inner corpus, then marks its documents, unless that is done.
+        """Tokenises the inner corpus, then marks its documents, unless the stores exist.
 
         Raises:
-            ValueError: A problem of the inner corpus, or the splitter's model cannot be had.
+            ValueError: If the inner corpus has a problem, or the splitter's model is unavailable.
         """
         if not self.store_dir.exists():
-            self.splitter.load()  # before the work
+            self.splitter.load()  # fails early
         self.corpus.prepare_data()
         if not self.store_dir.exists():
             self.corpus.verify()  # its documents get new checksums
@@ -294,20 +293,20 @@ class SentenceCorpus(TextCorpus):
                 )
 
     def _log_sizes(self) -> None:
-        """Logs nothing: the inner corpus logs the sizes of the same documents."""
+        """Logs nothing, because the inner corpus logs the sizes of the same documents."""
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the text stores.
 
         Raises:
-            StoreError: One is missing or damaged, or they are of different text.
+            StoreError: If one is missing or damaged, or they are from different texts.
         """
         self.corpus.setup(stage)
         super().setup(stage)
         if self.origin != self.pin(None):
             raise StoreError(
-                f"{self.store_dir} was not made from what {self.corpus.store_dir} holds now "
-                "(a repository with another commit). Delete the first; it is prepared again."
+                f"{self.store_dir} was not made from the current {self.corpus.store_dir} (a "
+                "repository with another commit). Delete the former; it is prepared again."
             )
 
     # For checkpoints
@@ -322,7 +321,7 @@ class SentenceCorpus(TextCorpus):
 
 
 def _built(corpus: TextCorpus | Mapping[str, Any]) -> TextCorpus:
-    """Returns the corpus, built from its class path and arguments where it is not one yet."""
+    """Returns the corpus, building it if it is given by class path and arguments."""
     built = build(corpus, TextCorpus) if isinstance(corpus, Mapping) else corpus
     if not isinstance(built, TextCorpus) or isinstance(built, SentenceCorpus):
         raise ValueError(
@@ -333,7 +332,7 @@ def _built(corpus: TextCorpus | Mapping[str, Any]) -> TextCorpus:
 
 
 def _decoded(corpus: TextCorpus, split: Split, first: int) -> Iterator[str]:
-    """Yields the documents in a corpus' store as text, from the number `first` on."""
+    """Yields the documents in a corpus' store as text, from index `first` on."""
     stream = corpus.stream(split)
     ends = stream.document_ends
     start = int(ends[first - 1]) if 0 < first <= len(ends) else 0
@@ -343,7 +342,7 @@ def _decoded(corpus: TextCorpus, split: Split, first: int) -> Iterator[str]:
 
 
 def _source(corpus: TextCorpus, first: int) -> Iterator[tuple[Split, str]]:
-    """Yields (split, document) of what a corpus' store holds, as read, from number `first` on."""
+    """Yields (split, source text) of the documents in a corpus' store, from index `first` on."""
     corpus.pin(corpus.origin)  # the commit that the store was made from
     stored = sum(corpus.counts(split).documents for split in SPLITS)  # fewer under a token cap
     with_text = ((split, text) for split, text in corpus.labelled_documents() if text)
@@ -354,17 +353,17 @@ def _source(corpus: TextCorpus, first: int) -> Iterator[tuple[Split, str]]:
 
 
 class SentenceWindows(SentenceCorpus, TextDataModule):
-    """A corpus as windows over its marked stream, BOS and EOS kept (App. E.2 and E.4).
+    """A corpus in windows over its marked stream, including BOS and EOS (App. E.2 and E.4).
 
     BOS predicts a sentence's first word, its last word EOS, and EOS the next BOS.
 
     Args:
-        report: What loss and perplexity count when evaluating: 'lexical': only words; 'all' targets
-            with the markers. Bits per byte count all.
+        report: Targets that loss and perplexity cover in evaluation: 'lexical' only words, 'all'
+            words and markers. Bits per byte cover all.
         **kwargs: See `SentenceCorpus` and `TextDataModule`.
 
     Raises:
-        ValueError: An argument is out of its range; the message lists all of them.
+        ValueError: If arguments are out of range; the message lists all of them.
     """
 
     def __init__(self, *, report: Report = "lexical", **kwargs: Any) -> None:

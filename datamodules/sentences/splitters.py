@@ -1,4 +1,4 @@
-"""Where sentences end in a text: by rules, by a SaT model, or every N tokens.
+"""Sentence splitters: by rules, by a SaT model, or every N tokens.
 
 | name | splitter | needs |
 |---|---|---|
@@ -6,7 +6,7 @@
 | ``sat``, ``sat:NAME``, ``sat:FOLDER`` | ``wtpsplit.SaT`` at its default threshold | weights |
 | ``spans:N`` | no sentences: spans of N tokens, the last one shorter | nothing |
 
-White space between two sentences belongs to the second: " The" stays one token.
+White space between two sentences belongs to the second, so that " The" stays one token.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from datamodules.tokenizer_base import first_line
 
 
 class SplitterUnavailableError(ValueError):
-    """A splitter whose model could not be loaded; the message says what to set instead."""
+    """Raised if a splitter's model cannot be loaded; the message says what to set instead."""
 
 
 class Splitter(ABC):
     """Finds the sentences of texts.
 
     Attributes:
-        name: The name it was asked for by, e.g. ``"rules"``.
+        name: The requested name, e.g. ``"rules"``.
         gains_from_processes: Whether several processes split faster than one.
     """
 
@@ -37,31 +37,31 @@ class Splitter(ABC):
     gains_from_processes: ClassVar[bool] = True
 
     @abstractmethod
-    def found(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
-        """Yields, for each text, character offsets at which a sentence may end, ascending."""
+    def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """Yields, for each text, ascending character offsets at which a sentence may end."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Returns, in plain values, all that decides where sentences end."""
+        """Returns everything that determines the sentence ends, in plain values."""
 
     def load(self) -> None:
-        """Loads what it needs; splitting does so too, where that is not done.
+        """Loads the model, if there is one; splitting loads it otherwise.
 
         Raises:
-            SplitterUnavailableError: It cannot be had.
+            SplitterUnavailableError: If it cannot be loaded.
         """
-        return  # most need nothing
+        return  # most have no model
 
     def ends(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns, for each text, where its sentences end in characters, int64, ascending.
+        """Returns, for each text, the ends of its sentences in characters, int64, ascending.
 
-        The last one is the text's length; none is only white space, unless the whole text is.
+        The last one is the text's length; no sentence is blank, unless the whole text is.
         """
-        return [tidy(text, ends) for text, ends in zip(texts, self.found(texts), strict=True)]
+        return [tidy(text, ends) for text, ends in zip(texts, self.boundaries(texts), strict=True)]
 
 
 def tidy(text: str, ends: Sequence[int]) -> np.ndarray:
-    """Returns sentence ends with the white space at each end moved into the next sentence."""
+    """Moves trailing white space of each sentence into the next one."""
     kept = [0]
     for end in ends:
         stripped = end
@@ -80,8 +80,8 @@ def tidy(text: str, ends: Sequence[int]) -> np.ndarray:
 
 KNOWN = "'rules', 'sat', 'sat:' with a model of segment-any-text or a local folder, and 'spans:25'"
 
-# Rules look back over their whole paragraph: the cost grows with its square.
-_LONGEST_PARAGRAPH = 4096  # characters that are split together
+# Rules look back over the whole paragraph, so their cost is quadratic in its length.
+_LONGEST_PARAGRAPH = 4096  # characters to split together
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
@@ -92,7 +92,7 @@ class RuleSplitter(Splitter):
         language: Code of the language, e.g. 'en'.
 
     Raises:
-        ValueError: No such code.
+        ValueError: If it is not such a code.
     """
 
     name = "rules"
@@ -106,8 +106,8 @@ class RuleSplitter(Splitter):
         """Returns name and language."""
         return {"name": self.name, "language": self.language}
 
-    def found(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
-        """Yields where the rules see the end of a sentence."""
+    def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """Yields the sentence ends according to the rules."""
         for text in texts:
             ends: list[int] = []
             start = 0
@@ -117,34 +117,35 @@ class RuleSplitter(Splitter):
             yield ends + self._paragraph(text, start, len(text))
 
     def _paragraph(self, text: str, start: int, stop: int) -> list[int]:
-        """Returns the ends in a paragraph; a long one is read in overlapping pieces."""
+        """Returns the ends in a paragraph; long paragraphs are read in overlapping pieces."""
         ends: list[int] = []
         while start < stop:
             piece = text[start : min(stop, start + _LONGEST_PARAGRAPH)]
             here = [start + end for end in _rule_ends(self.language, piece)]
             if start + len(piece) < stop and len(here) > 1:
-                here.pop()  # the piece may have cut its last sentence: the next one begins there
+                here.pop()  # the piece may cut its last sentence, so the next piece starts there
             ends += here
             start = here[-1] if here else stop
         return ends
 
 
 def _rule_ends(language: str, text: str) -> list[int]:
-    """Returns where sentences end in a text, by ``sentencex``."""
+    """Returns the sentence ends in a text according to ``sentencex``."""
     from sentencex import get_sentence_boundaries
 
     try:
         return [int(b["end_index"]) for b in get_sentence_boundaries(language, text)]
     except BaseException as error:
         plain = re.sub(r"\s", " ", text)
-        # sentencex 1.0 slices within a no-break space, as in "B\u00a0.", and panics: no Exception
+        # sentencex 1.0 slices within a no-break space, as in "B\u00a0.", and panics (not an
+        # Exception)
         if type(error).__name__ != "PanicException" or plain == text:
             raise
         return _rule_ends(language, plain)
 
 
 class SpanSplitter:
-    """Every N tokens; tokens are its only borders, so it needs no text.
+    """Splits every N tokens, without looking at the text.
 
     Args:
         length: N.
@@ -164,28 +165,28 @@ class SpanSplitter:
         """Does nothing."""
 
     def token_ends(self, count: int) -> np.ndarray:
-        """Returns where the spans of `count` tokens end, int64; the last one ends at `count`."""
+        """Returns the ends of the spans of `count` tokens, int64; the last one is `count`."""
         return np.append(np.arange(self.length, count, self.length, dtype=np.int64), count)
 
 
 def parse_splitter(name: str, language: str = "en") -> Splitter | SpanSplitter:
-    """Returns the splitter of that name; its model is loaded when it is used.
+    """Returns the splitter of a name; its model is loaded on first use.
 
     Args:
-        name: See the module.
+        name: See the module's docstring.
         language: Code of the language of ``rules``.
 
     Raises:
-        ValueError: Not a splitter; the message lists them.
+        ValueError: If there is no such splitter; the message lists them.
     """
-    kind, colon, rest = name.partition(":")
+    method, colon, rest = name.partition(":")
     if name == "rules":
         return RuleSplitter(language)
-    if kind == "sat" and (rest or not colon):
+    if method == "sat" and (rest or not colon):
         return SatSplitter(rest or DEFAULT_SAT)
-    if kind == "spans" and rest.isdecimal() and int(rest) > 0:
+    if method == "spans" and rest.isdecimal() and int(rest) > 0:
         return SpanSplitter(int(rest))
-    raise ValueError(f"splitter={name!r} is not known. Possible are {KNOWN}.")
+    raise ValueError(f"splitter={name!r} is unknown. Choose from {KNOWN}.")
 
 
 # ---- by a model
@@ -197,14 +198,14 @@ DEFAULT_SAT = "sat-3l-sm"
 class SatSplitter(Splitter):
     """``wtpsplit.SaT`` (Frohmann et al., 2024) at its default threshold.
 
-    A line end ends a sentence, as by default there.
+    A line end ends a sentence, which is the default there.
 
     Args:
-        model: Name of a model of ``segment-any-text`` on the hub, or a local folder that holds the
+        model: Name of a model of ``segment-any-text`` on the hub, or a local folder with the
             weights and their tokenizer.
     """
 
-    gains_from_processes: ClassVar[bool] = False  # torch has its own threads, or a GPU
+    gains_from_processes: ClassVar[bool] = False  # torch uses threads or a GPU
 
     def __init__(self, model: str = DEFAULT_SAT) -> None:
         folder = Path(model).expanduser()
@@ -213,7 +214,7 @@ class SatSplitter(Splitter):
         self._sat: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what another process needs, which loads the model itself."""
+        """Omits the model; another process loads it again."""
         return {**vars(self), "_sat": None}
 
     @property
@@ -222,17 +223,17 @@ class SatSplitter(Splitter):
 
     @property
     def threshold(self) -> float:
-        """Least probability of a sentence's end: wtpsplit's default, which goes by the name."""
+        """Minimum probability of a sentence end: wtpsplit's default, which depends on the name."""
         name = Path(self.model).name
         if "sm" in name:
             return 0.25
         return 0.01 if "no-limited-lookahead" in name else 0.025
 
     def identity(self) -> dict[str, Any]:
-        """Returns name and threshold; of a folder a hash of its files instead of its name.
+        """Returns the name or, for a folder, a hash of its files and the threshold.
 
         Raises:
-            SplitterUnavailableError: There is no such folder.
+            SplitterUnavailableError: If there is no such folder.
         """
         folder = self._folder
         if folder is None:
@@ -245,10 +246,10 @@ class SatSplitter(Splitter):
             raise self._unavailable("there is no such folder")
 
     def load(self) -> None:
-        """Loads the model, onto a GPU where there is one.
+        """Loads the model, onto a GPU if there is one.
 
         Raises:
-            SplitterUnavailableError: Its files cannot be had or read.
+            SplitterUnavailableError: If its files are unavailable or unreadable.
         """
         if self._sat is not None:
             return
@@ -267,13 +268,13 @@ class SatSplitter(Splitter):
 
     def _unavailable(self, why: str) -> SplitterUnavailableError:
         return SplitterUnavailableError(
-            f"splitter={self.name!r}: its weights could not be had ({why}). Set splitter to "
+            f"splitter={self.name!r}: its weights are unavailable ({why}). Set splitter to "
             "'sat:FOLDER', a local folder with model and tokenizer, or to another one: 'rules' "
             "needs no weights, 'spans:25' cuts every 25 tokens."
         )
 
-    def found(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
-        """Yields where the model sees the end of a sentence, and line ends."""
+    def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        """Yields the sentence ends according to the model, and line ends."""
         self.load()
         split = self._sat.split(list(texts), threshold=self.threshold)
         for text, sentences in zip(texts, split, strict=True):
@@ -291,7 +292,7 @@ def _load(model: str, options: dict[str, Any]) -> Any:
 
 
 def _ends_of(text: str, sentences: Sequence[str]) -> list[int]:
-    """Returns where the sentences of a text end; only line ends may be left out between them."""
+    """Returns the ends of a text's sentences, which may omit only line ends between them."""
     ends, end = [], 0
     for sentence in sentences:
         while sentence and not text.startswith(sentence, end):

@@ -1,4 +1,4 @@
-"""A tokenizer whose documents are marked: where sentences begin and end, and where text ends."""
+"""A tokenizer that marks the beginnings and ends of sentences, and the end of text."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,8 +12,8 @@ from datamodules.tokenizer_base import Tokenizer
 from datamodules.tokenizers import tokenizer_from_state
 
 MARKERS = 3  # BOS, EOS and EOD, after the ids of the inner tokenizer
-# What a token must end in for an over-long sentence to be cut after it. Hyphens and apostrophes
-# are left out, as they stand inside words.
+# Over-long sentences are cut after tokens that end in one of these. Hyphens and apostrophes are
+# excluded because they occur inside words.
 _PUNCTUATION = (*",;:.!?\u2026\u2013\u2014\u2015)]}>\u201d\u00bb\u203a", "--", " -", '"')
 _PUNCTUATION += tuple("\u3001\u3002\uff0c\uff1a\uff1b\uff01\uff1f\u300d\u300f\u3011\uff09")
 
@@ -21,31 +21,29 @@ _PUNCTUATION += tuple("\u3001\u3002\uff0c\uff1a\uff1b\uff01\uff1f\u300d\u300f\u3
 class SentenceTokenizer(Tokenizer):
     """An inner tokenizer, with BOS, EOS and EOD after its V0 ids.
 
-    A marked document is ``BOS w.. EOS`` for each sentence, ``BOS w.. EOD EOS`` for the last. Its
-    words are those of the whole document, tokenised once by the inner tokenizer: sentences are cut
-    at the borders of tokens, and one that crosses the end of a sentence belongs to the earlier one.
-    Sentences thus decode to what the whole document decodes to, and change no text that the inner
-    tokenizer gives back.
-    Sentences of more than `max_sentence_tokens` words are cut after the
-    last punctuation that leaves a piece short enough, else at that many words.
+    A marked document is ``BOS w.. EOS`` for each sentence, ``BOS w.. EOD EOS`` for the last. The
+    inner tokenizer tokenises the whole document once; sentences are cut at token boundaries, and a
+    token that crosses the end of a sentence belongs to the earlier one. Sentences thus decode to
+    the same text as the whole document. Sentences of more than `max_sentence_tokens` words are cut
+    after the last punctuation within that length, or else at that length.
 
-    The store ends each document with `eos_id`, which is EOS: `encode` leaves the last one out.
+    The store ends each document with `eos_id`, so `encode` omits the last EOS.
 
     Args:
         inner: Tokenizer of the words.
-        splitter: Finds sentences.
-        max_sentence_tokens: Most words of a sentence.
+        splitter: Splitter of sentences.
+        max_sentence_tokens: Maximum words of a sentence.
 
     Attributes:
-        inner: The same.
-        splitter: The same.
-        max_sentence_tokens: The same.
-        bos_id: Begins a sentence: V0.
-        eos_id: Ends it: V0 + 1.
-        eod_id: Before the EOS of a document's last sentence: V0 + 2.
+        inner: The argument.
+        splitter: The argument.
+        max_sentence_tokens: The argument.
+        bos_id: First token of a sentence, V0.
+        eos_id: Last token of a sentence, V0 + 1.
+        eod_id: Token before the EOS of a document's last sentence, V0 + 2.
 
     Raises:
-        ValueError: `max_sentence_tokens` is below 1, or below the N of ``spans:N``.
+        ValueError: If `max_sentence_tokens` is below 1, or below the N of ``spans:N``.
     """
 
     def __init__(
@@ -59,14 +57,14 @@ class SentenceTokenizer(Tokenizer):
         self.vocab_size = inner.vocab_size + MARKERS
         self.stop_ids = (self.eod_id,)
         self.exact_bytes = inner.exact_bytes
-        rules = isinstance(splitter, Splitter)  # splitting is work, too
+        rules = isinstance(splitter, Splitter)  # splitting profits from processes too
         self.gains_from_processes = splitter.gains_from_processes and (
             rules or inner.gains_from_processes
         )
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """The inner end of text, which no marked document has, and BOS, EOS and EOD."""
+        """BOS, EOS and EOD, and the inner end-of-text id, which no marked document has."""
         return (self.inner.eos_id, self.bos_id, self.eos_id, self.eod_id)
 
     @property
@@ -89,7 +87,7 @@ class SentenceTokenizer(Tokenizer):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "SentenceTokenizer":
-        """Returns the tokenizer that `state` described; a splitter's model is not loaded yet."""
+        """Rebuilds the tokenizer from `state`, without loading the splitter's model."""
         return cls(
             tokenizer_from_state(state["inner"]),
             parse_splitter(state["splitter"], state["language"]),
@@ -108,44 +106,44 @@ class SentenceTokenizer(Tokenizer):
         return [int(i) for i in self.encode_arrays([text])[0]]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the marked documents as int64 arrays, each without its last EOS."""
+        """Returns the marked documents as int64 arrays, without their last EOS."""
         return [ids for ids, _ in self.encode_measured(texts)]
 
     def encode_measured(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         marked = (self._marked(*parts) for parts in self._sentences(texts))
-        # not np.append, which widens
+        # not np.append, which widens the type
         return [
             (np.insert(ids, len(ids), self.eod_id), np.insert(sizes, len(sizes), 0))
             for ids, sizes in marked
         ]
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Returns the marked sentences of `text`, the last one open; of no text only BOS."""
+        """Returns the marked sentences of `text`, the last one open; only BOS for empty text."""
         return [int(i) for i in self.measured_prompt(text)[0]]
 
     def measured_prompt(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         return self._marked(*self._sentences([text])[0])
 
     def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
-        """Returns `prompt_ids` of a text whose sentences are known; they join to that text."""
+        """Returns `prompt_ids` of the text that the given sentences concatenate to."""
         text = "".join(sentences)
         ends = tidy(text, np.cumsum([len(s) for s in sentences]).tolist())
         measured = self.inner.encode_measured([text])
         return [int(i) for i in self._marked(*self._cut([text], measured, [ends])[0])[0]]
 
     def prompt_sentences(self, text: str) -> list[list[int]]:
-        """Returns the words of each sentence of a prompt; of no text one sentence without any."""
-        return [words.tolist() for words, _ in self.measured_sentences(text)]
+        """Returns the words of each sentence of a prompt; one empty sentence for empty text."""
+        return [sentence.tolist() for sentence, _ in self.measured_sentences(text)]
 
     def measured_sentences(self, text: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns `prompt_sentences`, each with the UTF-8 bytes that its words cover."""
+        """Returns `prompt_sentences` with the UTF-8 bytes that each word covers."""
         ids, sizes, ends = self._sentences([text])[0]
         return list(zip(np.split(ids, ends[:-1]), np.split(sizes, ends[:-1]), strict=True))
 
     def continued_sentences(self, context: str, text: str) -> tuple[list[list[int]], int]:
-        """Returns the words of each sentence of a text after its context, and the context's words.
+        """Returns the words of each sentence of context and text, and the context's word count.
 
-        Both are tokenised apart, so that no word spans the join; sentences are cut in the whole.
+        Both are tokenised separately, so that no word spans the join; sentences are split jointly.
         """
         parts = [*self.inner.encode_measured([context]), *self.inner.measure_continuations([text])]
         ids, sizes = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -154,17 +152,17 @@ class SentenceTokenizer(Tokenizer):
         else:
             whole = context + text
             ends = self._cut([whole], [(ids, sizes)], self.splitter.ends([whole]))[0][2]
-        return [words.tolist() for words in np.split(ids, ends[:-1])], len(parts[0][0])
+        return [sentence.tolist() for sentence in np.split(ids, ends[:-1])], len(parts[0][0])
 
     def _marked(
         self, ids: np.ndarray, sizes: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns words and their bytes with markers around all sentences, the last one open."""
+        """Returns words and their bytes with markers around all sentences but an open last one."""
         marks = (self.bos_id, self.eos_id)
         return _with_marks(ids, ends, marks), _with_marks(sizes, ends, (0, 0))
 
     def _sentences(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Returns words, their UTF-8 bytes, and where, in words, sentences end, for each text."""
+        """Returns words, their UTF-8 bytes, and sentence ends in words, for each text."""
         measured = self.inner.encode_measured(texts)
         if isinstance(self.splitter, SpanSplitter):
             return [(*m, self.splitter.token_ends(len(m[0]))) for m in measured]
@@ -176,14 +174,14 @@ class SentenceTokenizer(Tokenizer):
         measured: Sequence[tuple[np.ndarray, np.ndarray]],
         ends: Sequence[np.ndarray],
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Returns `_sentences` of texts whose sentences end at those characters."""
+        """Returns `_sentences` of texts with the given sentence ends in characters."""
         return [
             (ids, sizes, self._cap(ids, _token_ends(text, _running(sizes), characters)))
             for text, (ids, sizes), characters in zip(texts, measured, ends, strict=True)
         ]
 
     def _cap(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Returns the ends with more of them in sentences that are too long."""
+        """Adds ends to sentences that are too long."""
         most, lengths = self.max_sentence_tokens, np.diff(ends, prepend=0)
         if lengths.max(initial=0) <= most:
             return ends
@@ -191,7 +189,7 @@ class SentenceTokenizer(Tokenizer):
         for end, length in zip(ends[lengths > most], lengths[lengths > most], strict=True):
             start = end - length
             after = np.append(start, np.flatnonzero(self._punctuation[ids[start:end]]) + start + 1)
-            while end - start > most:  # after the last punctuation that is near enough
+            while end - start > most:  # cut after the last punctuation within reach
                 cut = after[np.searchsorted(after, start + most, side="right") - 1]
                 start = cut if cut > start else start + most
                 more.append(start)
@@ -206,16 +204,16 @@ class SentenceTokenizer(Tokenizer):
         return np.array([piece.endswith(_PUNCTUATION) and piece != ' "' for piece in pieces])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what another process needs; it makes the tables of the vocabulary itself."""
+        """Omits the vocabulary tables; another process rebuilds them."""
         tables = ("_punctuation", "token_bytes")
         return {key: value for key, value in vars(self).items() if key not in tables}
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids`; markers vanish."""
+        """Returns the text of `ids` without markers."""
         return self.inner.decode([int(i) for i in ids if i < self.bos_id])
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
-        """Returns the text of `ids` after other text; markers vanish."""
+        """Returns the text of `ids` after other text, without markers."""
         return self.inner.decode_continuation([int(i) for i in ids if i < self.bos_id])
 
     def encode_continuation(self, text: str) -> list[int]:
@@ -223,10 +221,10 @@ class SentenceTokenizer(Tokenizer):
 
 
 def _with_marks(values: np.ndarray, ends: np.ndarray, marks: tuple[int, int]) -> np.ndarray:
-    """Returns values of words with a mark before each sentence and one after all but the last."""
-    is_long = len(values) > long_texts.PART  # takes no more room than it must
+    """Inserts a mark before each sentence and after each but the last."""
+    is_long = len(values) > long_texts.PART  # int32 saves memory
     starts = np.append(0, ends[:-1])
-    places = np.repeat(starts, 2)[1:]  # one begins where the one before ends
+    places = np.repeat(starts, 2)[1:]  # end and start of adjacent sentences coincide
     between = np.tile(marks[::-1], len(ends) - 1)
     return np.insert(
         values.astype(np.int32 if is_long else np.int64), places, np.append(marks[0], between)
@@ -234,7 +232,7 @@ def _with_marks(values: np.ndarray, ends: np.ndarray, marks: tuple[int, int]) ->
 
 
 def check_length(splitter: Splitter | SpanSplitter, max_sentence_tokens: int) -> None:
-    """Raises a ValueError if sentences of such a splitter cannot be that short."""
+    """Raises a ValueError if the splitter cannot produce sentences that short."""
     if max_sentence_tokens < 1:
         raise ValueError(f"max_sentence_tokens={max_sentence_tokens} must be at least 1.")
     if isinstance(splitter, SpanSplitter) and splitter.length > max_sentence_tokens:
@@ -245,18 +243,18 @@ def check_length(splitter: Splitter | SpanSplitter, max_sentence_tokens: int) ->
 
 
 def _running(sizes: np.ndarray) -> np.ndarray:
-    """Returns the running sum of sizes, which are of 32 bits for texts of up to 2 GB."""
+    """Returns the cumulative sum of sizes, int32 for texts of up to 2 GB."""
     total = int(sizes.sum(dtype=np.int64))
     return np.cumsum(sizes, dtype=np.int32 if total < 2**31 else np.int64)
 
 
 def _token_ends(text: str, sizes: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Returns where sentences end in tokens.
+    """Returns the sentence ends in tokens.
 
     Args:
-        text: The text.
+        text: Text of the sentences.
         sizes: UTF-8 bytes up to the end of each token.
-        ends: Where sentences end in characters.
+        ends: Sentence ends in characters.
     """
     if not text.isascii():
         starts = [0, *ends[:-1]]

@@ -3,7 +3,7 @@
 import pytest
 
 from datamodules import LocalText
-from datamodules.corpus import in_words, too_much_held_out
+from datamodules.corpus import format_counts, too_much_held_out
 from datamodules.store import SPLITS, Counts
 
 SHARES = {"val_fraction": 0.05, "test_fraction": 0.05}
@@ -59,9 +59,9 @@ def test_sizes_are_told_once_a_store(books, told, warned, monkeypatch):
 
 
 def test_splits_without_text_are_left_out():
-    assert in_words(counts(1000, 20)) == "train 1 document, 1,000 tokens; val 1, 20"
-    assert in_words(counts(0, 20, documents=2000)) == "val 2,000 documents, 20 tokens"
-    assert in_words(counts(0)) == "no documents"
+    assert format_counts(counts(1000, 20)) == "train 1 document, 1,000 tokens; val 1, 20"
+    assert format_counts(counts(0, 20, documents=2000)) == "val 2,000 documents, 20 tokens"
+    assert format_counts(counts(0)) == "no documents"
 
 
 # Too much held out, with a cure
@@ -81,7 +81,7 @@ def test_the_warning_follows_the_options(books, told, warned, options, share):
     LocalText(**books, **options).prepare_data()
     assert len(warned) == (share is not None)
     if share is not None:
-        assert f"are {share} of the tokens" in warned[0]
+        assert f"{share} of the tokens are held out" in warned[0]
         assert ("data.separator" in warned[0]) == ("separator" not in options)
         assert "data.val_files" in warned[0]
 
@@ -92,7 +92,7 @@ def test_a_split_with_files_of_its_own_is_not_counted(books, told, warned, tmp_p
     LocalText(**books, **own, test_fraction=0.0).prepare_data()
     assert warned == []
     LocalText(**books, **own).prepare_data()
-    assert "Held out for test are 25% of the tokens, where test_fraction asked for 5%" in warned[0]
+    assert "25% of the tokens are held out for test, and test_fraction asked for 5%" in warned[0]
 
 
 def test_more_than_twice_and_five_points_above_are_too_much():

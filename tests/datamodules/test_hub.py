@@ -135,7 +135,9 @@ def test_a_cache_that_cannot_be_counted_stands_in_with_a_warning(tmp_path, hub):
     for number, file in enumerate(sorted(hub.repository(PILE).rglob("*.parquet"))):
         file.rename(file.with_name(f"train-{number}.parquet"))
     hub.network = False
-    with pytest.warns(UserWarning, match="the 6 files in its cache that fit .* are taken for all"):
+    with pytest.warns(
+        UserWarning, match="the 6 files in its cache that fit .* are assumed to be all"
+    ):
         prepared(Pile, tmp_path)
 
 

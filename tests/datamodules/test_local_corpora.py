@@ -204,7 +204,7 @@ def parquet(text: bytes, *, damage: bool = False) -> bytes:
         ("a.json", b'[{"text": "a"}, {"text": "b"}', "item 2 is followed by nothing"),
         ("a.json", b'[{"text": "a"}, {"text": "b', "item 2 is not JSON"),
         ("a.json", b'[{"text": "a"}, oops, {"text": "b"}]', "item 2 is not JSON"),
-        ("a.json", b'[{"text": "a"}]\n{"text": "b"}', "after the JSON array stands '{'"),
+        ("a.json", b'[{"text": "a"}]\n{"text": "b"}', "'{' follows the JSON array"),
         ("a.json", b'[{"text": "b\\ud800"}]', "item 1: .*half a surr"),
         ("a.json", b"[" * 100_000, "item 1 is not JSON .*nested too deeply"),
         ("a.jsonl.gz", gzip.compress(JSONL, mtime=0)[:-9], "damaged or cut off"),
@@ -218,7 +218,7 @@ def parquet(text: bytes, *, damage: bool = False) -> bytes:
         ("a.parquet", b"no parquet", "not a parquet file"),
         ("a.parquet", b"PAR1" + b"\xff" * 64 + b"\x40\0\0\0PAR1", "not a parquet file"),
         ("a.parquet", parquet(b"\xff"), "rows 1 to 1: .*not UTF-8"),
-        ("a.parquet", parquet(b"some text", damage=True), "not a parquet file, or cut off"),
+        ("a.parquet", parquet(b"some text", damage=True), "not a parquet file, or truncated"),
         ("a.csv", b"a,b", "suffix decides the format"),
         ("a.parquet.gz", b"", "suffix decides the format"),
     ],
@@ -322,10 +322,12 @@ def test_repeated_texts_are_counted_in_bounded_memory(monkeypatch):
     repeats = Repeats()
     for _ in repeats.watch(("train", f"text {i}") for i in range(20_000)):
         assert len(repeats._splits) <= 512
-    assert repeats.found("text") is None
+    assert repeats.describe("text") is None
     for _ in repeats.watch(("val", f"text {i}") for i in range(10_000, 30_000)):
         assert len(repeats._splits) <= 512
-    count = re.fullmatch(r"about ([\d,]+) texts are in train and in val", repeats.found("text"))[1]
+    count = re.fullmatch(r"about ([\d,]+) texts are in train and in val", repeats.describe("text"))[
+        1
+    ]
     assert abs(int(count.replace(",", "")) - 10_000) < 5_000  # 6 times the standard deviation
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from datamodules import LocalText, encoding
-from datamodules.encoding import Place, WorkerDiedError, chunks, encode_in_order
+from datamodules.encoding import ChunkPosition, WorkerDiedError, chunks, encode_in_order
 from datamodules.prepare import prepare_store
 from datamodules.store import Counts, Store, StoreError
 from datamodules.tokenizers import BytesTokenizer, train_bpe
@@ -170,12 +170,12 @@ def test_a_record_says_which_documents_each_shard_holds(tmp_path):
 
 def test_chunks_and_parts_are_cut_by_the_documents_alone():
     found = list(chunks(DOCUMENTS))
-    ends = [chunk.place for chunk in found if chunk.place.ends]
+    ends = [chunk.position for chunk in found if chunk.position.ends]
     assert [place.part for place in ends] == list(range(len(ends)))
     assert [place.last for place in ends] == [False] * (len(ends) - 1) + [True]
-    start = Place(part=2, documents=ends[1].documents)
+    start = ChunkPosition(part=2, documents=ends[1].documents)
     again = list(chunks(DOCUMENTS[start.documents :], start))
-    assert again == [chunk for chunk in found if chunk.place.part >= 2]
+    assert again == [chunk for chunk in found if chunk.position.part >= 2]
 
 
 @pytest.mark.parametrize("at", [100, 399])

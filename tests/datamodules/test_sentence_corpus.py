@@ -115,7 +115,7 @@ def test_shards_of_other_text_are_not_gone_on_with(sentences):
     data = sentences()
     origin = data.pin(None)
     assert data.pin(origin) == origin == data.origin
-    with pytest.raises(StoreError, match=r"begun from other text.*Delete its folder"):
+    with pytest.raises(StoreError, match=r"started from other text.*Delete its folder"):
         data.pin({**origin, "store": "another"})
 
 
@@ -124,7 +124,7 @@ def test_stores_of_different_text_are_told(sentences):
     meta = data.corpus.store_dir / "meta.json"
     content = json.loads(meta.read_text())
     meta.write_text(json.dumps({**content, "origin": {"commit": "abc"}}))
-    with pytest.raises(StoreError, match=r"was not made from what .* holds now.*Delete the first"):
+    with pytest.raises(StoreError, match=r"was not made from the current .*Delete the former"):
         sentences()
 
 

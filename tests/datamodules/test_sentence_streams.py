@@ -21,7 +21,7 @@ from datamodules.sentences.streams import (
     deal_evenly,
     distribute,
     longest_prefix,
-    number_of_batches,
+    num_batches_for,
 )
 
 LONGEST = 8  # words of a sentence
@@ -174,7 +174,7 @@ def setting(index, words: int, most: int, world_size: int, max_sentences: int = 
     bounds = Bounds(lexical=words, streams=most, sentence=LONGEST)
     streams = cut_documents(index, max_sentences=max_sentences, max_lexical=words)
     total = int(streams.lexical.sum())
-    return streams, bounds, number_of_batches(total, len(streams), bounds, world_size)
+    return streams, bounds, num_batches_for(total, len(streams), bounds, world_size)
 
 
 @quick
@@ -197,7 +197,7 @@ def test_every_epoch_has_every_sentence_in_as_many_batches(
         batches = distribute(
             streams,
             index,
-            number=number,
+            num_batches=number,
             bounds=bounds,
             seed=seed,
             epoch=epoch,
@@ -214,7 +214,9 @@ def test_dealing_evenly_keeps_the_bounds_it_promises(make_index, documents, word
     total = int(streams.lexical.sum())
     number = max(math.ceil(total / (words - LONGEST)), math.ceil(len(streams) / (most - 1)))
     assume(len(index) >= number)
-    pieces, batch = deal_evenly(dealing.at_least(streams, index, number), index, number=number)
+    pieces, batch = deal_evenly(
+        dealing.split_until(streams, index, number), index, num_batches=number
+    )
     check(dealing._ordered(pieces, batch, number, 0, 0, 1), index, number, bounds)
 
 
@@ -226,7 +228,7 @@ def test_streams_that_leave_a_sentence_over_are_dealt_evenly(make_index, monkeyp
     monkeypatch.setattr(
         dealing, "deal_evenly", lambda *a, **k: called.append(1) or deal_evenly(*a, **k)
     )
-    batches = distribute(streams, index, number=number, bounds=bounds, seed=0, epoch=0)
+    batches = distribute(streams, index, num_batches=number, bounds=bounds, seed=0, epoch=0)
     assert called
     check(batches, index, number, bounds)
 
@@ -241,9 +243,9 @@ def test_streams_that_leave_a_sentence_over_are_dealt_evenly(make_index, monkeyp
         (100, 5, 64, 4, 4),
     ],
 )
-def test_number_of_batches(total, streams, most, world_size, expected):
+def test_num_batches_for(total, streams, most, world_size, expected):
     bounds = Bounds(lexical=8192, streams=most, sentence=64)
-    assert number_of_batches(total, streams, bounds, world_size) == expected
+    assert num_batches_for(total, streams, bounds, world_size) == expected
 
 
 def make_text(rng) -> list[list[int]]:
@@ -260,7 +262,7 @@ def deal(index, *, seed=0, epoch=0, world_size=1, words=300, most=20):
     return distribute(
         streams,
         index,
-        number=number,
+        num_batches=number,
         bounds=bounds,
         seed=seed,
         epoch=epoch,
@@ -300,7 +302,7 @@ def test_the_order_is_the_same_everywhere(make_index):
 def test_the_batches_are_those_of_one_device_whatever_the_number_of_ranks(text):
     """As long as the number of batches is the same, only their order differs."""
     streams, bounds, number = setting(text, 300, 20, 4)
-    options = {"number": number, "bounds": bounds, "seed": 0, "epoch": 0}
+    options = {"num_batches": number, "bounds": bounds, "seed": 0, "epoch": 0}
     alone = distribute(streams, text, **options, world_size=1)
     shared = distribute(streams, text, **options, world_size=4)
     assert sorted(map(sorted, dealt(alone))) == sorted(map(sorted, dealt(shared)))
@@ -311,7 +313,7 @@ def test_ranks_have_batches_of_similar_length_in_every_step(make_index):
     index = make_index([[1] * n for n in rng.integers(1, 40, size=60)])
     streams, bounds, number = setting(index, 60, 4, 4, max_sentences=40)
     batches = distribute(
-        streams, index, number=number, bounds=bounds, seed=0, epoch=0, world_size=4
+        streams, index, num_batches=number, bounds=bounds, seed=0, epoch=0, world_size=4
     )
     steps = np.maximum.reduceat(batches.sentences, batches.offsets[:-1]).reshape(-1, 4)
     assert steps.max() - steps.min() > 10
@@ -324,7 +326,7 @@ def test_a_split_with_fewer_sentences_than_batches_is_refused(make_index):
     index = make_index([[3, 3]])
     streams, bounds, number = setting(index, 100, 4, 4)
     with pytest.raises(ValueError, match=r"4 batches .*the train split has only 2"):
-        distribute(streams, index, number=number, bounds=bounds, seed=0, epoch=0, world_size=4)
+        distribute(streams, index, num_batches=number, bounds=bounds, seed=0, epoch=0, world_size=4)
 
 
 def test_too_few_streams_are_halved(make_index):
@@ -332,7 +334,7 @@ def test_too_few_streams_are_halved(make_index):
     streams, bounds, number = setting(index, 100, 4, 4, max_sentences=30)
     assert (len(streams), number) == (1, 4)
     batches = distribute(
-        streams, index, number=number, bounds=bounds, seed=0, epoch=0, world_size=4
+        streams, index, num_batches=number, bounds=bounds, seed=0, epoch=0, world_size=4
     )
     check(batches, index, number, bounds)
     assert sorted(batches.sentences.tolist()) == [2, 2, 2, 3]

@@ -84,7 +84,7 @@ def test_truncated_store_is_named_with_its_cure(tmp_path, name):
     path = folder / name
     path.write_bytes(path.read_bytes()[:-1])
     for opening in (lambda: Store(folder), lambda: write(folder)):
-        with pytest.raises(StoreError, match=f"{name} has .* bytes where .*Delete the folder"):
+        with pytest.raises(StoreError, match=f"{name} has .* bytes, but .*Delete the folder"):
             opening()
     path.unlink()
     with pytest.raises(StoreError, match=f"{name} has 0 bytes"):
@@ -168,7 +168,7 @@ def test_a_large_store_is_verified_before_it_is_trained_on(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train-00000.tokens", b"\xff", "holds the id 65535, the vocabulary has 257"),
+        ("train-00000.tokens", b"\xff", "has the id 65535, but the vocabulary has 257"),
         ("train-00000.tokens", b"\0", "ends by train-00000.ends has no EOS"),
         ("train-00000.ends", b"\xff", "do not ascend to 12 tokens"),
         ("train-00000.ends", b"\0", "do not ascend to 12 tokens"),
@@ -192,11 +192,11 @@ def test_what_changes_later_is_refused_when_it_is_read(tmp_path, monkeypatch):
     without_checksums(folder)
     monkeypatch.setattr(store, "VERIFIED_BYTES", 0)
     stream = Store(folder).stream("train")
-    with pytest.raises(StoreError, match="do not end within its 12 tokens"):
+    with pytest.raises(StoreError, match="documents end beyond its 12 tokens"):
         stream.gather(np.array([3, 12]))
     (folder / "train-00000.tokens").write_bytes(b"\xff" * 24)
     stream = pickle.loads(pickle.dumps(Store(folder).stream("train")))
-    with pytest.raises(StoreError, match="holds the id 65535, the vocabulary has 257"):
+    with pytest.raises(StoreError, match="has the id 65535, but the vocabulary has 257"):
         stream.gather(np.arange(3))
 
 

@@ -153,7 +153,7 @@ def questions(tmp_path):
 @pytest.mark.parametrize("module", SIZES)
 def test_scored_bytes_of_answers_are_those_of_their_text(file, questions, module, kind):
     if module is StateTracking and kind in LOSSY | PREFIXED:
-        with pytest.raises(ValueError, match="does not give back the text"):
+        with pytest.raises(ValueError, match="does not restore the text"):
             questions(file, module)
         return
     data = questions(file, module)

@@ -138,7 +138,7 @@ def test_names_are_known_without_loading(name, kind, size):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpt3", "Possible are 'bytes', a tiktoken encoding .gpt2"),
+        ("gpt3", "Choose 'bytes', a tiktoken encoding .gpt2"),
         ("no/such/tokenizer.json", "no such file"),
         ("bpe:256", "at least 257"),
         ("bpe:many", "number of entries"),

@@ -310,7 +310,7 @@ def test_a_tokenizer_with_another_beginning_is_refused(with_bos, train_checkpoin
     [
         (257, [], "has no tokenizer.json; name the tokenizer with --tokenizer"),
         (100, ["--tokenizer", "bytes"], "(bytes) has 257 entries, the model's vocabulary 100 rows"),
-        (257, ["--tokenizer", "nonsense"], "tokenizer='nonsense' is not known"),
+        (257, ["--tokenizer", "nonsense"], "tokenizer='nonsense' is unknown"),
         (257, ["--tokenizer", "bytes", "--set.dimm", "3"], "unexpected keyword argument 'dimm'"),
         (257, ["--tokenizer", "bytes", "--set.window", "0"], "window (0) must be at least 1"),
     ],

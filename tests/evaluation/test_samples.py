@@ -85,7 +85,7 @@ def test_prompts_are_taken_literally(evaluates, checkpoint_path, tmp_path):
         (["--prompt", "a", "--max_new_tokens", "0"], "--max_new_tokens: "),
         (["--prompt", "a", "--max_new_tokens", "40"], "the model has learned 32 (block_size)"),
         (["--prompt", "a", "--tokenizer", "bpe:300"], "is trained on a corpus"),
-        (["--prompt", "a", "--tokenizer", "nonsense"], "tokenizer='nonsense' is not known"),
+        (["--prompt", "a", "--tokenizer", "nonsense"], "tokenizer='nonsense' is unknown"),
     ],
 )
 def test_bad_options_are_named(fails, checkpoint_path, options, expected):

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from callbacks import ResumeState
-from datamodules.reasoning import Wording
+from datamodules.reasoning import FixedTokens
 from datamodules.sources import BatchLoader, TrainingSource
 from lightning_models import OptimizerConfig
 from lightning_models.thinking_states import CoconutLM, CodiLM, CoTLM, ICoTLM, NoCoTLM
@@ -134,7 +134,7 @@ class Questions(L.LightningDataModule):
     rows = "reasoning"
 
     def wording(self):
-        return Wording(PREFIX, SEPARATOR)
+        return FixedTokens(PREFIX, SEPARATOR)
 
     def train_dataloader(self):
         source = Asked(self.trainer.lightning_module.counter)

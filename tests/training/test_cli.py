@@ -176,8 +176,8 @@ def test_print_config_reads_like_a_manual(capsys, monkeypatch):
         "Peak learning rate.",
         "Length of a window, in tokens (T).",  # an argument of the data
         "Optimiser steps between two ``last.ckpt``",  # an argument of a callback
-        "follow what was typed",
-        "the newest whole one below trainer.default_root_dir",
+        "follow the typed values",
+        "the newest complete one of the newest run below",
     ):
         assert words in text, words
     values = yaml.safe_load(text)

@@ -330,7 +330,7 @@ def test_other_names_of_the_same_splitter_are_no_conflict(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     saved = sentences(splitter=f"sat:{tmp_path / 'model'}")
     assert find_conflicts(sentences(splitter="sat:model"), saved) == []
-    with pytest.raises(ValueError, match="splitter='dots' is not known"):
+    with pytest.raises(ValueError, match="splitter='dots' is unknown"):
         find_conflicts(sentences(splitter="dots"), saved)
 
 

@@ -5,14 +5,16 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from datamodules.reasoning.gsm8k import Solved
+from datamodules.reasoning.gsm8k import SolvedProblem
 
 KEY = "sk-very-secret"
 
 FAST = {"timeout": 20.0}
 
 PROBLEMS = [
-    Solved(f"Ann has {n} cats \u00e4nd 3 dogs. How many?", (f"<<{n}+3={n + 3}>>",), str(n + 3))
+    SolvedProblem(
+        f"Ann has {n} cats \u00e4nd 3 dogs. How many?", (f"<<{n}+3={n + 3}>>",), str(n + 3)
+    )
     for n in range(8)
 ]
 

@@ -58,9 +58,9 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, expected, capsys, tmp_path,
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
-        ("no/a", "output (no/a): there is no folder no; make it first"),
+        ("no/a", "output (no/a): there is no folder no; create it first"),
         ("here", "output (here) is a folder; name a file in it"),
-        ("/proc/a", "output (/proc/a): the folder /proc does not take it"),
+        ("/proc/a", "output (/proc/a): the folder /proc is not writable"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_told_before_the_work(

@@ -13,7 +13,7 @@ from datamodules.check import main as check_main
 from datamodules.reasoning import gsm8k
 from datamodules.reasoning.gsm8k import (
     MarkedProblems,
-    Solved,
+    SolvedProblem,
     question_of,
     read_solved,
 )
@@ -66,10 +66,10 @@ def make(tmp_path, train_file):
 def test_problems_of_both_formats(tmp_path):
     path = Path(write(tmp_path / "a.jsonl", ROWS[:2]))
     first, _ = read_solved([path], "files")
-    assert first == Solved(ROWS[0]["question"], tuple(equations(2)), "6000")
+    assert first == SolvedProblem(ROWS[0]["question"], tuple(equations(2)), "6000")
     augmented = tmp_path / "a.txt"
     augmented.write_text("A || B?||<<1+1=2>> <<2*.5=1>> #### 1\n\nWhy?|| #### 1,200\n")
-    assert list(read_solved([augmented], "files"))[1:] == [Solved("Why?", (), "1200")]
+    assert list(read_solved([augmented], "files"))[1:] == [SolvedProblem("Why?", (), "1200")]
     assert next(read_solved([augmented], "files")).question == "A"
 
 
@@ -94,9 +94,13 @@ def test_files_that_hold_no_problems(tmp_path, name, content, expected):
 
 
 def test_another_solution_is_another_problem():
-    one = Solved("a", ("b", "c"), "1")
-    assert one.identity == Solved("a", ("b", "c"), "2").identity
-    others = [Solved("a", ("bc",), "1"), Solved("ab", ("c",), "1"), Solved("a", ("c", "b"), "1")]
+    one = SolvedProblem("a", ("b", "c"), "1")
+    assert one.identity == SolvedProblem("a", ("b", "c"), "2").identity
+    others = [
+        SolvedProblem("a", ("bc",), "1"),
+        SolvedProblem("ab", ("c",), "1"),
+        SolvedProblem("a", ("c", "b"), "1"),
+    ]
     assert len({one.identity, *(other.identity for other in others)}) == 4
 
 
@@ -143,7 +147,7 @@ def test_an_aligned_file_that_places_nothing_is_an_error(make, tmp_path):
     [["a"], {"query": "a"}, {"query": 1, "thinking": []}, {"query": "a", "thinking": [1]}],
 )
 def test_lines_that_are_no_alignments(tmp_path, row):
-    with pytest.raises(ValueError, match="(line|item) 1: expected an object with the text 'query'"):
+    with pytest.raises(ValueError, match="(line|item) 1: expected an object with a text 'query'"):
         MarkedProblems(Path(write(tmp_path / "a.jsonl", [row])))
 
 

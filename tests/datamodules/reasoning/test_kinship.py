@@ -112,8 +112,8 @@ def test_rules_and_genealogy_agree_on_the_answer(hops):
         assert len(facts) == hops
         assert len(people_of(facts)) == hops + 1
         assert all(one.b == other.a for one, other in pairwise(facts))
-        assert all(place.relation(fact.a, fact.b) == fact.kind for fact in facts)
-        assert compose([fact.kind for fact in facts]) == {place.relation(first, last)}
+        assert all(place.relation(fact.a, fact.b) == fact.relation for fact in facts)
+        assert compose([fact.relation for fact in facts]) == {place.relation(first, last)}
 
 
 def test_the_longest_chains_have_every_answer():
@@ -133,7 +133,7 @@ def test_a_story_can_be_read_back():
             a, b = story.names[fact.a], story.names[fact.b]
             assert a in sentence
             assert b in sentence
-            assert any(f" {word}" in sentence for word in WORDS[fact.kind].values())
+            assert any(f" {word}" in sentence for word in WORDS[fact.relation].values())
         ends = story.names[story.facts[-1].b], story.names[story.facts[0].a]
         assert question == "Question: How is {} related to {}?".format(*ends)
         assert last == "Answer:"
@@ -156,7 +156,7 @@ def test_longer_chains_are_new_and_short_ones_are_not():
 
     def sequences(split, hops, count):
         stories = (write_story(0, split, i, hops=hops[i % len(hops)]) for i in range(count))
-        return [tuple(fact.kind for fact in story.facts) for story in stories]
+        return [tuple(fact.relation for fact in story.facts) for story in stories]
 
     trained = set(sequences("train", [2, 3, 4], 3000))
     validated = sequences("val", [2, 3, 4], 300)

@@ -55,5 +55,5 @@ def test_a_split_without_examples(make, tmp_path):
 def test_predict_says_what_to_do_instead(prepared, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Two and two prepared?\n")
-    with pytest.raises(ValueError, match=r"only the answers are scored. .*evaluate.py reason"):
+    with pytest.raises(ValueError, match=r"whose answers alone are scored. .*evaluate.py reason"):
         prepared(predict_file=str(prompts)).predict_dataloader()

@@ -7,7 +7,7 @@ import pytest
 from datamodules.reasoning.placement import (
     IMPLIED,
     STATED,
-    Placing,
+    PlacementRule,
     counts_of,
     mentions_of,
     operands,
@@ -94,7 +94,7 @@ def test_a_long_text_of_numbers_takes_no_long_time():
 
 def marked(query, *equations, **options):
     """The query with a bar at each marker, and the verdicts."""
-    placed = Placing(**options)(query, equations)
+    placed = PlacementRule(**options)(query, equations)
     text = query
     for place in sorted(placed.markers, reverse=True):
         text = text[:place] + "|" + text[place:]
@@ -153,7 +153,7 @@ def test_where_steps_go(query, steps, expected, verdicts):
 
 
 def test_implied_numbers_count_only_without_others():
-    placed = Placing()("He saves $3 each month of the year.", ["<<3*12=36>>"])
+    placed = PlacementRule()("He saves $3 each month of the year.", ["<<3*12=36>>"])
     assert placed.implied == (True,)
     assert placed.verdicts == ("tie",)  # a month may be 12 of something, too
     assert placed.markers == (len("He saves $3 each month"),)
@@ -175,15 +175,15 @@ def test_waiting_for_the_clause_the_sentence_or_the_end():
     last = marked("2 and 3. And?", "<<2+3=5>>", "<<5+2=7>>", last_at_end=True)[0]
     assert last == "2 and 3|. And?|"
     with pytest.raises(ValueError, match=r"place_at='word' must be one of operand, clause"):
-        Placing(at="word")
+        PlacementRule(at="word")
 
 
 def test_reports_count_steps_and_the_worst_of_an_example():
-    placed = Placing()("2 and 3 and 2.", ["<<2+3=5>>", "<<7*3=21>>"])
+    placed = PlacementRule()("2 and 3 and 2.", ["<<2+3=5>>", "<<7*3=21>>"])
     counts = {name: count for name, count in counts_of(placed).items() if count}
     assert counts == {
         "rule: steps decided by a tie": 1,
         "rule: steps missing an operand": 1,
         "rule: examples missing an operand": 1,
     }
-    assert Placing()("Why?", []).verdict == "decided"
+    assert PlacementRule()("Why?", []).verdict == "decided"

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from datamodules.reasoning import Example, Wording
+from datamodules.reasoning import Example, FixedTokens
 from datamodules.reasoning.preparation import (
     ARRAYS,
     KEPT,
@@ -139,7 +139,8 @@ def test_broken_characters_are_not_aligned(make):
 def test_a_tokenizer_that_gives_nothing_back(make, lower_case):
     capitals = [("TWO<T>", ["two"], " one")] * 3
     with pytest.raises(
-        ValueError, match="of 3 of its 3 examples tokenizer='.*lower.json' does not"
+        ValueError,
+        match="tokenizer='.*lower.json' does not restore the text of 3 of its 3 examples",
     ):
         make(task(train=capitals), tokenizer=lower_case)
 
@@ -209,7 +210,7 @@ def prepare(folder, examples):
         description=lambda: {"source": "test"},
         examples=examples,
         make_tokenizer=BytesTokenizer,
-        wording=lambda tokenizer: Wording((0,), (0,)),
+        wording=lambda tokenizer: FixedTokens((0,), (0,)),
     )
 
 
@@ -282,7 +283,7 @@ def test_a_truncated_store_is_named_with_its_cure(tmp_path, name):
         lambda: ExampleStore(tmp_path / "s"),
         lambda: prepare(tmp_path / "s", one_example),
     ):
-        with pytest.raises(StoreError, match=f"{name} has .* bytes where .*Delete the folder"):
+        with pytest.raises(StoreError, match=f"{name} has .* bytes, but .*Delete the folder"):
             opening()
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from filelock import FileLock
 
-from datamodules.reasoning.gsm8k import MarkedProblems, Solved
+from datamodules.reasoning.gsm8k import MarkedProblems, SolvedProblem
 from datamodules.reasoning.teacher import (
     EXAMPLES,
     ChatEndpoint,
@@ -46,7 +46,7 @@ def test_the_prompt_shows_examples_that_keep_its_own_rules():
     talk = messages(PROBLEMS[0])
     assert [m["role"] for m in talk] == ["system", *["user", "assistant"] * len(EXAMPLES), "user"]
     for example, reply in zip(EXAMPLES, talk[2::2], strict=True):
-        problem = Solved(example.query, example.steps, example.answer.strip())
+        problem = SolvedProblem(example.query, example.steps, example.answer.strip())
         assert read_reply(reply["content"], problem) == example.marked()
         assert example.steps[-1].endswith(f"={problem.answer}>>")
     asked = json.loads(talk[-1]["content"])
@@ -70,7 +70,7 @@ def test_the_prompt_shows_examples_that_keep_its_own_rules():
     ],
 )
 def test_replies_are_checked_by_exact_match(reply, expected):
-    problem = Solved("a b", ("x",), "1")
+    problem = SolvedProblem("a b", ("x",), "1")
     if expected is None:
         assert read_reply(reply, problem) == "a<T> b"
     else:
@@ -188,7 +188,7 @@ def test_what_fits_is_kept_for_the_aligned_file(endpoint, server, tmp_path):
         PROBLEMS[2].question: '{"query": "something else", "thinking": []}',
     }
     server.answer = lambda problem, before: replies.get(problem["problem"]) or good(problem)
-    given = [*PROBLEMS, PROBLEMS[0], Solved("Why?", (), "1")]
+    given = [*PROBLEMS, PROBLEMS[0], SolvedProblem("Why?", (), "1")]
     counts = place_steps(given, endpoint().complete, output, concurrency=3)
     assert counts == {
         "kept": 6,
@@ -273,7 +273,7 @@ def test_a_refused_request_is_dropped_and_many_in_a_row_end_the_run(endpoint, se
     assert (counts["kept"], counts["dropped: refused"]) == (7, 1)
     assert "too long" in rows(dropped_path(output))[0]["reply"]
     server.answer = lambda problem, before: (400, b"no such parameter: temperature", {})
-    many = [Solved(f"Other {n}?", ("x",), "1") for n in range(40)]
+    many = [SolvedProblem(f"Other {n}?", ("x",), "1") for n in range(40)]
     with pytest.raises(UnfitRequestError, match="no such parameter: temperature"):
         place_steps(many, endpoint().complete, output, concurrency=1)
     assert len(rows(dropped_path(output))) == 1, "those are asked again, when that is fixed"
@@ -283,7 +283,7 @@ def test_a_failing_server_ends_the_run_and_keeps_what_it_said(endpoint, server, 
     output = tmp_path / "aligned.jsonl"
     broken = (500, b"out of order", {})
     server.answer = lambda problem, before: good(problem) if before < 2 else broken
-    with pytest.raises(EndpointError, match=r"HTTP 500: out of order.*goes on where"):
+    with pytest.raises(EndpointError, match=r"HTTP 500: out of order.*continues where"):
         place_steps(PROBLEMS, endpoint(retries=2).complete, output, concurrency=1)
     assert len(rows(output)) == 2
     assert not dropped_path(output).exists()

@@ -149,7 +149,7 @@ def test_chains_of_both_formats(tmp_path):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"e1.value": None}, "the columns are those of neither format"),
+        ({"e1.value": None}, "the columns match neither format"),
         ({"e3.value": ""}, "line 2: the column 'e3.value' is empty"),
     ],
 )
@@ -294,7 +294,7 @@ def test_parametric_knowledge_keeps_questions_whose_facts_are_known(make, tmp_pa
     with pytest.raises(ValueError, match="known_file"):
         TwoHop(known_file=str(path))
     path.write_text('{"question": "a", "known": 1}\n')
-    with pytest.raises(ValueError, match="line 1: expected an object with the text 'question'"):
+    with pytest.raises(ValueError, match="line 1: expected an object with a text 'question'"):
         read_known(path)
     path.write_text('{"question": "a", "known": true}\n')
     with pytest.raises(ValueError, match=r"Does data\.known_file know any of them"):
