@@ -213,6 +213,13 @@ def test_controls_are_refused_where_there_are_no_latents(fails, reasoners, name)
     assert f"replace_latents (zero): {kind} ({reasoners[name]}) feeds no latents back" in line
 
 
+def test_controls_are_refused_where_a_model_is_told_not_to_think(fails, reasoners):
+    words = ("--replace_latents", "zero", "--set.think", "false")
+    line = fails("reason", "--ckpt", reasoners["ts"], *words)
+    said = "feeds no latents back with think false; leave it out of --ckpt, or leave out --set.think"
+    assert line.endswith(said)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "latents", "at"),
     [
