@@ -3,7 +3,7 @@
 set -euo pipefail
 
 state_tracking() {
-  # Training ends when all validation answers are right; iCoT and Coconut take all epochs of their stages.
+  # Training ends when all validation answers are right, of iCoT and Coconut in their last stage.
   for T in parity vars; do for N in 10 20 40; do
     python train.py fit -c configs/thinking_states/qwen2.5-0.5b_$T.yaml -c configs/trainer/gpu.yaml --data.operations [1,$N] --trainer.default_root_dir runs/$T$N/thinking_states
     for M in cot no_cot icot coconut; do
@@ -51,10 +51,12 @@ gsm8k_small() {
 two_hop() {
   # Full knowledge is the generated world. Parametric knowledge needs the facts that the base model knows:
   # python docs/papers/known_facts.py writes them to known.jsonl.
-  for M in "" cot_ no_cot_ icot_ coconut_; do
+  for M in "" cot_ no_cot_ icot_; do
     python train.py fit -c configs/thinking_states/${M}qwen2.5-1.5b_two_hop.yaml -c configs/trainer/gpu.yaml --trainer.default_root_dir runs/fk/${M}two_hop
     python train.py fit -c configs/thinking_states/${M}qwen2.5-1.5b_two_hop.yaml -c configs/trainer/gpu.yaml -c configs/data/two_hop_fact.yaml --data.known_file known.jsonl --data.one_hop false --trainer.default_root_dir runs/pk/${M}two_hop
   done
+  python train.py fit -c configs/thinking_states/coconut_qwen2.5-1.5b_two_hop.yaml -c configs/trainer/gpu.yaml --model.init_args.config.start_from runs/fk/cot_two_hop --model.init_args.config.start_which best --model.init_args.config.first_stage 1 --trainer.max_epochs 22 --trainer.default_root_dir runs/fk/coconut_two_hop
+  python train.py fit -c configs/thinking_states/coconut_qwen2.5-1.5b_two_hop.yaml -c configs/trainer/gpu.yaml -c configs/data/two_hop_fact.yaml --data.known_file known.jsonl --data.one_hop false --model.init_args.config.start_from runs/pk/cot_two_hop --model.init_args.config.start_which best --model.init_args.config.first_stage 1 --trainer.max_epochs 22 --trainer.default_root_dir runs/pk/coconut_two_hop
   python evaluate.py reason --ckpt 'runs/fk/*' --which best --timing_batch_size 1 --output fk.json
   python evaluate.py reason --ckpt 'runs/pk/*' --which best --timing_batch_size 1 --output pk.json
 }
