@@ -270,7 +270,7 @@ def test_the_large_ltm_is_scored_at_the_checkpoint_of_table_1():
     (scored,) = (
         value_of(words, "--ckpt")
         for words in commands_of("latent_thought")
-        if words[2] == "zero_shot" and value_of(words, "--ckpt").startswith("runs/ltm/large")
+        if words[2:3] == ("zero_shot",) and value_of(words, "--ckpt").startswith("runs/ltm/large")
     )
     fit = trained("latent_thought")["runs/ltm/large"]
     (path,) = [word for word in fit if word.startswith("configs/latent_thought/")]
