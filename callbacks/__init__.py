@@ -9,6 +9,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | ``ResumeState`` | random states and unfinished steps: a resumed run equals the uninterrupted one |
 | ``KeepOptimizerSettings`` | lets configured optimiser settings win over restored ones |
 | ``Validation`` | the interval in optimiser steps, and the rows, of validations |
+| ``LastStageStopping`` | early stopping that waits for a curriculum's last stage; added by hand |
 | ``ScheduleChange`` | warns where a resumed run's schedule has another learning rate |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
 | ``ModelOverview`` | parameters, FLOPs per token and global batch, before training |
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from callbacks.termination import Terminated as Terminated
     from callbacks.termination import Termination as Termination
     from callbacks.throughput import Throughput as Throughput
+    from callbacks.validation import LastStageStopping as LastStageStopping
     from callbacks.validation import Validation as Validation
 
 _NAMES = {
@@ -89,7 +91,7 @@ _NAMES = {
     "callbacks.save_checkpoints": "SaveCheckpoints",
     "callbacks.termination": "Terminated Termination",
     "callbacks.throughput": "Throughput",
-    "callbacks.validation": "Validation",
+    "callbacks.validation": "LastStageStopping Validation",
     "evaluation.tasks.callback": "TaskScores",
 }
 """Public names by module; a module is imported on the first use of one of its names."""

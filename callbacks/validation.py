@@ -1,10 +1,11 @@
-"""How often a training validates, and on how much, whatever the number of devices."""
+"""How often a training validates, on how much, and which validation may end it."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping
 
 OPTIONS = ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")
 
@@ -82,3 +83,25 @@ class Validation(L.Callback):
         if self.rows is not None and options["limit_val_batches"] in (None, 1.0):
             result["limit_val_batches"] = -(-self.rows // rows_at_once)
         return result
+
+
+class LastStageStopping(EarlyStopping):
+    """Lightning's EarlyStopping, which follows a curriculum in its last stage alone.
+
+    Validations of earlier stages neither end a run nor count as its best, because a model that
+    still writes a chain answers better than one that no longer does. Models without stages are
+    followed from the beginning. The arguments are Lightning's.
+    """
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if _in_last_stage(pl_module):
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if _in_last_stage(pl_module):
+            super().on_validation_end(trainer, pl_module)
+
+
+def _in_last_stage(model: Any) -> bool:
+    stages = getattr(model, "stages", None)
+    return stages is None or model.stage >= stages.final

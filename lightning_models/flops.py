@@ -14,15 +14,15 @@ def linear_flops(module: nn.Module) -> float:
     )
 
 
-def mean_keys(context: int, window: int | None = None) -> float:
+def mean_keys(context: float, window: int | None = None) -> float:
     """Returns the mean number of keys that the queries of a causal row of ``context`` tokens see.
 
     Args:
         context: tokens of the row.
         window: most keys of a query, its own included; None: all before it.
     """
-    window = min(window or context, context)
-    return (window * (window + 1) / 2 + (context - window) * window) / context
+    most = min(window or context, context)
+    return (most * (most + 1) / 2 + (context - most) * most) / context
 
 
 def attention_flops(config: DecoderConfig, context: int) -> float:

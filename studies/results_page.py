@@ -26,8 +26,6 @@ from studies.study import LOGGED, Figure, Run, Study, StudyError
 BEGIN = "<!-- study: begin (generated; what stands outside of the two marks is kept) -->"
 END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
-RELATIVE = re.compile(r"\]\((?![#/]|\w+:)")
-"""Beginning of a relative link of Markdown."""
 COMPARISON, EVERY_RUN, FIGURE = "comparison", "evaluations.csv", "figure.png"
 KIND = "kind of "
 """Begins the columns of the table of every run with the kind of a likelihood."""
@@ -118,9 +116,8 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     _copy_files(study, trained, files)
     if study.figure is not None:
         write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
-    section = render_section(study, table, files)
-    for name in ("report.md", "report.html"):  # which the section has
-        (files / COMPARISON / name).unlink(missing_ok=True)
+    section = render_section(study, table, files, whole=earlier.empty)
+    (files / COMPARISON / "report.html").unlink(missing_ok=True)  # the Markdown is kept
     blank = (
         f"# {study.title}\n\n{BEGIN}\n{END}\n\n## Conclusions\n\n"
         "(written by hand; kept when the study is run again)\n"
@@ -235,13 +232,14 @@ def _kind(key: str, values: Mapping[str, Any]) -> str:
     return kind.replace("_", " ") if isinstance(kind, str) and kind != "exact" else ""
 
 
-def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
+def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: bool) -> str:
     """Returns the generated section, its marks included.
 
     Args:
         study: The declared runs and columns.
         table: A line for each run, see `evaluations_table`.
         files: Folder of the report's files, the comparison among them.
+        whole: Whether the comparison is of all runs of the table.
     """
     missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
@@ -249,15 +247,12 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     summary = summary_table(study, table)
     if study.figure is not None:
         summary += f"\n\n![{study.figure.y_label}]({files.name}/{FIGURE})"
-    written = files / COMPARISON / "report.md"
-    body = (
-        f"[Of the runs that were once trained together]({files.name}/{COMPARISON}/runs.csv); not "
-        "written again, as checkpoints of some runs above are gone."
-    )
-    if written.is_file():
-        report = written.read_text(encoding="utf-8")
-        body = report.partition("\n")[2].replace("\n## ", "\n### ").strip()  # without its heading
-        body = RELATIVE.sub(f"]({files.name}/{COMPARISON}/", body)
+    reports = [files / COMPARISON / name for name in ("report.md", "runs.csv")]
+    report = next((path.name for path in reports if path.is_file()), reports[0].name)
+    body = f"[Size, cost, losses and every run]({files.name}/{COMPARISON}/{report})"
+    body += "." if whole else ", of the runs that were trained together: some checkpoints are gone."
+    if (files / COMPARISON / "loss.svg").is_file():
+        body += f"\n\n![Loss against training tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)"
     return f"""{BEGIN}
 
 {study.introduction}
@@ -272,8 +267,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
 ## Evaluations
 
 Seeds {seeds}: means, in brackets the smallest and the largest value. bpb: bits per byte, lower is \
-better. Wall time is that of the whole training process, start-up and validations included. \
-[Every run]({files.name}/{EVERY_RUN}).
+better. Wall time includes start-up and validations. [Every run]({files.name}/{EVERY_RUN}).
 
 {summary}
 

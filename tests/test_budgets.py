@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from omegaconf import OmegaConf
 from training_parser import parse_training, training_parser
 
+from callbacks import LastStageStopping
 from datamodules.sources import divide_rows
 from studies.study import load_study
 from training.listing import SENTENCE_SLOTS, SENTENCES
@@ -178,22 +179,44 @@ def test_what_the_paper_ran_by_coconuts_code_has_its_optimiser(file):
     assert number(content, "trainer.max_epochs") <= 25
 
 
+def test_coconut_by_its_code_starts_from_the_best_of_a_chain_of_thought():
+    """The first 3 of 25 epochs, stage 0, are left to it (``resume: 3`` of its configuration)."""
+    runs = [settings_of(shlex.split(run["command"])) for run in PUBLISHED]
+    kinds = {kind: [] for kind in ("CoTLM", "CoconutLM")}
+    for run, row in zip(runs, PUBLISHED, strict=True):
+        kind = run.model.class_path.rpartition(".")[2]
+        if kind in kinds and "32 rows on each of 4 devices" in row["batch_source"]:
+            kinds[kind].append(run)
+    taught = {OmegaConf.select(run, "trainer.default_root_dir"): run for run in kinds["CoTLM"]}
+    assert len(kinds["CoconutLM"]) >= 8
+    for run in kinds["CoconutLM"]:
+        config = run.model.init_args.config
+        assert (config.start_which, int(config.first_stage), config.reset) == ("best", 1, "epoch")
+        assert number(run, "trainer.max_epochs") == 22
+        teacher = taught[config.start_from]
+        assert teacher.checkpoint.monitor == "val/accuracy"
+        assert teacher.trainer.max_epochs == 25
+        assert teacher.data.class_path == run.data.class_path
+        assert teacher.model.init_args.config.backbone == config.backbone
+
+
 STATE_TRACKING = [file for file in FILES if re.search("0.5b_(parity|vars)", file)]
 
 
 @pytest.mark.parametrize("file", STATE_TRACKING)
 def test_state_tracking_is_trained_until_all_answers_are_right(file):
-    """Thinking States, Table 1: 100 % in distribution; iCoT and Coconut take all stages."""
-    rules = [
-        EarlyStopping(**callback.init_args)
+    """Thinking States, Table 1: 100 % in distribution; iCoT and Coconut in their last stage."""
+    kinds = {"callbacks.LastStageStopping": LastStageStopping}
+    kinds["lightning.pytorch.callbacks.EarlyStopping"] = EarlyStopping
+    (rule,) = (
+        kinds[callback.class_path](**callback.init_args)
         for callback in settings_of(("-c", file)).trainer.callbacks
-        if callback.class_path.endswith("EarlyStopping")
-    ]
-    assert len(rules) == (not re.search("icot|coconut", file))
-    for rule in rules:
-        assert rule.monitor == "val/accuracy"
-        for accuracy, ends in ((0.0, False), (0.999, False), (1.0, True)):
-            assert rule._evaluate_stopping_criteria(torch.tensor(accuracy))[0] is ends
+        if callback.class_path in kinds
+    )
+    assert isinstance(rule, LastStageStopping) == bool(re.search("icot|coconut", file))
+    assert rule.monitor == "val/accuracy"
+    for accuracy, ends in ((0.0, False), (0.999, False), (1.0, True)):
+        assert rule._evaluate_stopping_criteria(torch.tensor(accuracy))[0] is ends
 
 
 # ---- validation

@@ -206,7 +206,8 @@ def assert_learns(model, batch):
     before = [parameter.detach().clone() for parameter in model.network.parameters()]
     for _ in range(2):
         optimizer.zero_grad()
-        loss = sum(term.sum / term.normaliser for term in model.loss(batch).terms.values())
+        terms = model.loss(batch).terms.values()  # of which one may be over nothing, as in a stage
+        loss = sum(term.sum / max(float(term.normaliser), 1.0) for term in terms)
         loss.backward()
         optimizer.step()
     after = list(model.network.parameters())

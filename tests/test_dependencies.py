@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONDA = YAML(typ="safe").load(ROOT / "environment.yml")["dependencies"]
 CONDA_NAMES = {"pytorch": "torch", "pytorch_scatter": "torch-scatter", "flash-attn": "flash-attn"}
-UNPINNED = {"gpu", "quality", "lora", "wandb", "mlflow"}  # not installed where the tests run
+UNPINNED = {"gpu", "quality", "wandb", "mlflow"}  # not installed where the tests run
 PRODUCT = ("lightning_models", "datamodules", "callbacks", "training", "evaluation")
 MODULES = {"lm-eval": "lm_eval", "mauve-text": "mauve"}
 """What is imported, where it is not the package's name with underscores."""

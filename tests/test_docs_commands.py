@@ -1,4 +1,4 @@
-"""Every command of ``docs/<method>.md`` and of the headings of configs is understood.
+"""Every command of the papers' results and of the headings of configs is understood.
 
 Nothing is trained or scored: configs are built on the meta device, and evaluation commands find
 checkpoints without weights at the places where the pages' own commands train them.
@@ -17,7 +17,7 @@ import torch
 import yaml
 from lm_eval._cli.harness import HarnessCLI
 from omegaconf import OmegaConf
-from paper_commands import DOCS, METHODS, ROOT, commands_of
+from paper_commands import DOCS, METHODS, ROOT, commands_of, functions_of, results_of
 from training_parser import parse_training, training_parser
 
 from evaluation.arguments import data_recipe
@@ -197,6 +197,8 @@ def test_a_command_is_understood(method, words, folder_of, monkeypatch, capsys):
             chosen = HarnessCLI()._parser.parse_args(["run", *rest])
             names = value_of(words, "--tasks").split(",")
             assert all((ROOT / chosen.include_path / f"{name}.yaml").is_file() for name in names)
+        case (_, script) if script.startswith("docs/papers/"):  # run by the tests of their results
+            assert (ROOT / script).is_file()
         case (_, "-m", module, *rest):
             assert importlib.import_module(module).build_parser().parse_args(list(rest))
         case _:
@@ -234,6 +236,17 @@ def check_study(settings):
 
 
 # ---- commands of a page fit each other
+
+
+@each_method
+def test_cells_of_the_results_name_commands_and_pages(method):
+    known = "|".join(functions_of(method))
+    cell = re.compile(rf"(entropy: )?(({known})\b|`|nothing is measured|missing: )")
+    for row in results_of(method):
+        for column in ("paper scale", "small scale"):
+            assert cell.match(row[column]), row
+            assert {*re.findall(r"\bafter (\w+)", row[column])} <= {*functions_of(method)}
+        assert all((DOCS / page).is_file() for page in row["results page"].split()), row
 
 
 @each_method

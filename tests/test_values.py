@@ -110,6 +110,7 @@ COCONUT = [
     *each("eval_latents", -1),
     *each("first_stage", 6),
     *each("reset", "batch"),
+    {"step_weight": 1.0, "max_latent_stage": 0},
 ]
 CODI = [
     *({key: -1} for key in ("num_latents", "passes", "eval_latents", "distillation_weight")),

@@ -164,6 +164,7 @@ _UNKNOWN = re.compile(
     r"unrecognized arguments: --([^\s=]+)"
     r"|(?:Group '([\w.]+)' does not accept |Subcommand '\w+' does not accept )?[oO]ption '([^']+)'"
 )
+_MISSING = re.compile(r"the following arguments are required: (.+)")
 _VALUE = re.compile(r"^\s*Given value: (?!NestedArg\()(.*)$", re.MULTILINE)
 
 
@@ -182,13 +183,20 @@ def suggest(name: str, names: Iterable[str]) -> str:
 def with_options(
     message: str, parser: argparse.ArgumentParser, classes: Mapping[str, type] | None = None
 ) -> str:
-    """Appends the name that an unknown option resembles to the message about it.
+    """Completes a message about options by their names on the command line.
+
+    A missing option is named as it is typed; an unknown one is followed by the option that it
+    resembles.
 
     Args:
         message: See :func:`condense`.
         parser: Its options are compared.
         classes: Classes of ``model`` and ``data``, whose arguments are compared too.
     """
+    if (missing := _MISSING.match(message)) is not None:
+        typed = {*_options(parser)}
+        keys = [key.rpartition(".")[2] for key in missing[1].split(", ")]  # without the verb
+        return f"missing: {', '.join(f'--{key}' if f'--{key}' in typed else key for key in keys)}"
     unknown = re.match(r"--(\S+) is no option", message)
     if unknown is None:
         return message

@@ -367,8 +367,8 @@ class TwoHop(ReasoningDataModule):
     *Full knowledge* (one_hop: true): training has every fact as a question of one hop, those of the
     test questions too, and the two-hop questions that are not held out. No two-hop question is in
     two splits. *Parametric knowledge* (known_file, one_hop: false): the facts are those of the real
-    world, and only questions stay whose two facts the base model knows; a recipe in
-    docs/thinking_states.md finds out which.
+    world, and only questions stay whose two facts the base model knows; a script,
+    docs/papers/known_facts.py, finds out which.
 
     Without files the world is generated (`Knowledge`): two-hop questions go through all pairs of
     facts that fit together, in a seeded order. Files are in one of the public formats
@@ -473,7 +473,7 @@ class TwoHop(ReasoningDataModule):
         if self._known_file is not None and not self._known_file.is_file():
             raise ValueError(
                 f"known_file={str(self._known_file)!r}: there is no such file. Write one with "
-                "the recipe in docs/thinking_states.md, or set data.known_file to null."
+                "docs/papers/known_facts.py, or set data.known_file to null."
             )
         if self._known_file is not None and self._is_generated:
             raise ValueError(
@@ -590,7 +590,7 @@ class TwoHop(ReasoningDataModule):
     def _facts(self) -> Iterator[Hop]:
         """Yields the facts of the world, or of the questions of all splits, each question once.
 
-        Of facts with the same question the first counts, as in docs/thinking_states.md.
+        Of facts with the same question the first counts, as in docs/papers/known_facts.py.
         """
         if self._is_generated:
             yield from self._knowledge.facts.values()
@@ -625,7 +625,7 @@ def _plain(name: str) -> str:
 
 
 def read_known(path: Path) -> dict[str, bool]:
-    """Returns which facts are known, by their questions, as docs/thinking_states.md writes it.
+    """Returns which facts are known, by their questions, as docs/papers/known_facts.py writes it.
 
     Args:
         path: jsonl of objects with the text ``question`` and the truth value ``known``.

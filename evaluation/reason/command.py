@@ -2,7 +2,7 @@
 
 Thinking States and its baselines write answers to reasoning rows: Tables 1 to 3 and Fig. 3 of
 *Latent Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time against
-chain of thought in the same run, passes of the prefill. Recipes in docs/thinking_states.md read
+chain of thought in the same run, passes of the prefill. Scripts in docs/papers read
 Fig. 5 and the overlaps of Sec. 4.5 off the answers file.
 
 Models of windows take the likeliest of all

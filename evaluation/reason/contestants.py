@@ -146,6 +146,8 @@ def _check_feeds_back(one: Contestant, controls: Sequence[Control]) -> None:
         at, cure = "", ""
         if pause is not None:
             at, cure = f" with {LATENTS} 0", ", or set --latents to 1 or more"
+        elif not getattr(model.config, "think", True):
+            at, cure = " with think false", ", or leave out --set.think"
         raise ValueError(
             f"{CONTROL} ({', '.join(controls)}): {type(model).__name__} ({one.checkpoint.path}) "
             f"feeds no latents back{at}; leave it out of --ckpt{cure}"

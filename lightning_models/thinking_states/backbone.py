@@ -483,15 +483,35 @@ def head_flops(backbone: Backbone) -> float:
     return 2.0 * backbone.output_matrix.numel()
 
 
-def backbone_flops(backbone: Backbone, context: int, training: bool = False) -> float:
+def backbone_flops(
+    backbone: Backbone,
+    context: int,
+    training: bool = False,
+    silent: float = 0.0,
+    reads: float = 1.0,
+) -> float:
     """Returns the mean FLOPs of a token of a row of ``context`` tokens, its logits included.
 
     In training, matrices that are frozen take no gradient of their own.
+
+    Args:
+        backbone: The backbone whose sizes count.
+        context: Tokens of the row.
+        training: Whether it is a training step, with its backward pass.
+        silent: Further positions of the row, which have no logits.
+        reads: How often these are read, on average.
     """
-    layers = backbone.num_layers * layer_flops(backbone, mean_keys(context, backbone.window))
+    passes = 1.0 + silent * reads / context  # of a position through the layers, for each token
+    keys = mean_keys(context + silent, backbone.window)
+    layers = passes * backbone.num_layers * layer_flops(backbone, keys)
     total = layers + head_flops(backbone)
     if not training:
         return total
-    matrices = (*backbone.layers.parameters(), backbone.output_matrix)
-    frozen = sum(each.numel() for each in matrices if each.ndim == 2 and not each.requires_grad)
-    return training_flops(total, layers, backbone.config) - 2.0 * frozen
+    frozen = passes * _frozen_flops(*backbone.layers.parameters())
+    frozen += _frozen_flops(backbone.output_matrix)
+    return training_flops(total, layers, backbone.config) - frozen
+
+
+def _frozen_flops(*weights: Tensor) -> float:
+    """Returns the FLOPs of the gradients that frozen matrices do not take, for each position."""
+    return 2.0 * sum(each.numel() for each in weights if each.ndim == 2 and not each.requires_grad)

@@ -206,8 +206,10 @@ class ThinkingStatesNetwork(ReasoningNetwork):
         states: Tensor = self.compression(h, self.backbone.rotary(h, positions), lengths)
         return states
 
-    def pause_latent(self) -> Tensor:
+    def pause_latent(self) -> Tensor | None:
         # C's output for a thought without tokens (c, D), which is never fed back otherwise
+        if not self.config.think:
+            return None
         layout = ThoughtLayout.of(self.config)
         size = torch.zeros(1, dtype=torch.int64, device=self.output_matrix.device)
         return self.compress(layout.for_compression(size.new_zeros(1, 0), size), size + 1)[0]

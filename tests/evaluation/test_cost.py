@@ -121,12 +121,10 @@ def test_every_method_is_counted_or_says_that_it_is_not(method):
 
 
 def test_the_shares_of_the_latent_thought_paper(tmp_path, monkeypatch):
-    """The lines of the docs that draw its Fig. 3, and the shares that the page gives."""
+    """The script that draws its Fig. 3, and the shares that the page gives."""
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "latent_thought.md").read_text()
-    section = page[page.index("### Compute shares") :]
     names = {}
-    exec(section.split("```python\n")[1].split("```")[0], names)
+    exec((ROOT / "docs/papers/shares.py").read_text(), names)
     shares = names["shares"].set_index("label")
     assert [f"{100 * share:.1f}" for share in shares["share_output"]] == ["68.6", "52.3", "35.4"]
     assert [f"{flops / 1e9:.2f}" for flops in shares["flops_as_published"]] == [

@@ -213,6 +213,13 @@ def test_controls_are_refused_where_there_are_no_latents(fails, reasoners, name)
     assert f"replace_latents (zero): {kind} ({reasoners[name]}) feeds no latents back" in line
 
 
+def test_controls_are_refused_where_a_model_is_told_not_to_think(fails, reasoners):
+    words = ("--replace_latents", "zero", "--set.think", "false")
+    line = fails("reason", "--ckpt", reasoners["ts"], *words)
+    cure = "leave it out of --ckpt, or leave out --set.think"
+    assert line.endswith(f"feeds no latents back with think false; {cure}")
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "latents", "at"),
     [
@@ -310,21 +317,16 @@ def test_other_data_of_the_class_and_names_of_the_models(reason, reasoners):
     assert list(by_label(result)) == ["chunk_size 4", "-"]
 
 
-# ---- recipes of the page
+# ---- recipes of the paper's results
 
 
-PAGE = (ROOT / "docs/thinking_states.md").read_text()
-
-
-def recipe(*words, **replaced):
-    """The block of the page's Python that has all these words, with some texts replaced."""
-    (block,) = [
-        b for b in re.findall(r"```python\n(.*?)```", PAGE, re.S) if all(w in b for w in words)
-    ]
+def recipe(name, **replaced):
+    """Text of a script of docs/papers, with some texts replaced."""
+    text = (ROOT / "docs/papers" / f"{name}.py").read_text()
     for old, new in replaced.items():
-        assert f'"{old}"' in block
-        block = block.replace(f'"{old}"', repr(str(new)))
-    return block
+        assert f'"{old}"' in text
+        text = text.replace(f'"{old}"', repr(str(new)))
+    return text
 
 
 def run_recipe(block):
@@ -347,7 +349,7 @@ def test_the_question_first_and_what_one_solves_and_another_does_not(
     for one, other in zip(before, after, strict=True):
         assert other["query"] == f"What is the final state of the coin? {one['query']}"
         assert (other["gold"], other["number"]) == (one["gold"], one["number"])
-    shares = run_recipe(recipe("intervention"))["shares"]
+    shares = run_recipe(recipe("question_first"))["shares"]
     for label in ckpts:
         pairs = [
             (one["right"], other["right"])
@@ -359,7 +361,7 @@ def test_the_question_first_and_what_one_solves_and_another_does_not(
         assert shares.loc[label, "recovered"] == pytest.approx(sum(wrong) / len(wrong))
         assert shares.loc[label, "intervention"] == pytest.approx(sum(a or b for a, b in pairs) / 9)
     (tmp_path / "before.jsonl").replace("answers.jsonl")
-    overlaps = run_recipe(recipe("solves", "fails"))["share"]
+    overlaps = run_recipe(recipe("overlaps"))["share"]
     flags = {name: [row["right"] for row in before if row["model"] == name] for name in ckpts}
     for solves, fails in (ckpts, ckpts[::-1]):
         count = sum(a and not b for a, b in zip(flags[solves], flags[fails], strict=True))
@@ -390,7 +392,7 @@ def test_known_facts_are_what_a_model_goes_on_with(tiny_gpt2, tmp_path):
         writer.writerow({**row, "e3.value": name[:-1], "r2(r1(e1)).prompt": "b"})
     output = tmp_path / "known.jsonl"
     files = {"Qwen/Qwen2.5-1.5B": folder, "TwoHopFact.csv": tmp_path / "a.csv"}
-    run_recipe(recipe("read_chains", **files, **{"known.jsonl": output}))
+    run_recipe(recipe("known_facts", **files, **{"known.jsonl": output}))
     assert read_known(output) == {first: True, second: False}
     rows = {row["question"]: row for row in map(json.loads, output.read_text().splitlines())}
     assert {text: row["written"] for text, row in rows.items()} == {
@@ -401,7 +403,7 @@ def test_known_facts_are_what_a_model_goes_on_with(tiny_gpt2, tmp_path):
 
 def test_steps_that_are_moved(reasoners, data, monkeypatch):
     monkeypatch.setattr(type(data.stored("val")), "crossings", lambda stored, size: 2 + size)
-    names = run_recipe(recipe("crossings", **{"runs/gsm/thinking_states": reasoners["ts"]}))
+    names = run_recipe(recipe("moved_steps", **{"runs/gsm/thinking_states": reasoners["ts"]}))
     assert names["moved"] == dict.fromkeys(("train", "val", "test"), 2 + 4)
 
 

@@ -238,7 +238,7 @@ def test_files_without_a_result_are_named(fails, tmp_path, monkeypatch, word):
 
 
 def test_an_axis_must_be_chosen(result, fails):
-    assert "required: scaling.x" in fails("scaling", result("first"))
+    assert "missing: --x" in fails("scaling", result("first"))
     assert "'tokens', 'parameters'" in fails("scaling", result("first"), "--x", "wrong")
 
 

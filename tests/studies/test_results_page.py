@@ -54,7 +54,6 @@ def test_values_of_the_table(reported, study):
 
 
 def test_a_page_is_written_again(reported, tmp_path):
-    """Its comparison has no report that says whose folder it is."""
     first, comparison = reported(), tmp_path / "pair" / "comparison"
     (comparison / "of_the_last_time.csv").touch()
     assert reported() == first
@@ -115,17 +114,20 @@ def test_kinds_of_likelihood_are_marked(study, commands, tmp_path, content, kind
 def test_handwritten_text_survives(reported, tmp_path):
     first = reported()
     path = tmp_path / "pair.md"
-    path.write_text(first.replace(BEGIN, f"Before.\n{BEGIN}").replace("A table", "x") + "After.\n")
+    path.write_text(
+        first.replace(BEGIN, f"Before.\n{BEGIN}").replace("2.5 (2 to 3)", "x") + "After.\n"
+    )
     second = reported()
     assert second.count(BEGIN) == second.count(END) == 1
     assert "Before.\n" in second
     assert second.endswith("After.\n")
-    assert "A table" in second
+    assert "2.5 (2 to 3)" in second
 
 
 def test_links_lead_to_files_of_the_report(reported, tmp_path):
     text = reported()
-    assert "![loss](pair/comparison/loss.svg) [a](#b)" in text
+    assert "](pair/comparison/report.md)" in text
+    assert "A table." in (tmp_path / "pair" / "comparison" / "report.md").read_text()
     assert "pair/copy-looks/picture.png" in text
     assert (tmp_path / "pair" / "copy-looks" / "quote.png").is_file()
     (tmp_path / "pair" / "copy-looks" / "stale.png").touch()

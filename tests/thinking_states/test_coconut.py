@@ -1,4 +1,4 @@
-"""Coconut: stages by epoch and by row, where latents stand, FLOPs, checkpoints, refusals."""
+"""Coconut: stages by epoch and by row, where latents stand, checkpoints, ends of runs."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 
-from callbacks import SaveCheckpoints
+from callbacks import LastStageStopping, SaveCheckpoints
 from lightning_models.thinking_states.baselines.curricula import StepStages
 from tests.thinking_states.questions import (
     Questions,
@@ -51,18 +51,6 @@ def test_first_latents_stand_below_each_other():
     assert len(set(first.tolist())) == 1
 
 
-# ---- evaluation
-
-
-def test_latents_and_markers_cost_what_tokens_cost():
-    none, some = (build("coconut", **STAGES, first_stage=3, eval_latents=n) for n in (0, 10))
-    assert none.flops_per_token(30) == pytest.approx(
-        build("no_cot").flops_per_token(32) * 32 / 30, rel=0.01
-    )
-    assert some.flops_per_token(30) > 1.3 * none.flops_per_token(30)
-    assert none.generation_flops(30, steps=10) == some.flops_per_token(30)
-
-
 # ---- training
 
 
@@ -89,20 +77,53 @@ def test_stages_may_be_skipped_or_fractions_of_an_epoch():
     assert StepStages(epochs_per_stage=0.1, last=9).at(3 / 10) == 3, "0.3 / 0.1 is below 3"
 
 
+class Accuracy(L.Callback):
+    """Logs these accuracies, one after each epoch."""
+
+    def __init__(self, *accuracies):
+        self.accuracies = iter(accuracies)
+
+    def on_validation_epoch_end(self, trainer, model):
+        model.log("val/accuracy", next(self.accuracies))
+
+
 def test_the_best_checkpoint_is_one_of_the_latest_stage(tmp_path):
     """A model that still writes its chain answers better; its value is not to be compared."""
-    accuracies = iter([0.9, 0.8, 0.2, 0.3, 0.25])  # stages 0, 0, 1, 1, 1, of one epoch each
-
-    class Accuracy(L.Callback):
-        def on_validation_epoch_end(self, trainer, model):
-            model.log("val/accuracy", next(accuracies))
-
+    accuracy = Accuracy(0.9, 0.8, 0.2, 0.3, 0.25)  # stages 0, 0, 1, 1, 1, of one epoch each
     save = SaveCheckpoints(str(tmp_path), monitor="val/accuracy", mode="max", save_top_k=1)
     curriculum = {"max_latent_stage": 0, "epochs_per_stage": 2}
     model = build("coconut", double=False, **curriculum)
-    trainer = resumable_trainer(tmp_path, Accuracy(), save, max_epochs=5, num_sanity_val_steps=0)
+    trainer = resumable_trainer(tmp_path, accuracy, save, max_epochs=5, num_sanity_val_steps=0)
     trainer.fit(model, Questions())
     (best,) = tmp_path.glob("best-*.ckpt")
     assert Path(save.best_model_path) == best
     assert float(save.best_model_score) == pytest.approx(0.3)
     assert torch.load(best, weights_only=True)["state_dict"]["progress_made"].tolist() == [3, 1]
+
+
+ALL_RIGHT = {"stopping_threshold": 0.9995}
+BY_BATCHES = {"val_check_interval": 4, "check_val_every_n_epoch": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "rule", "accuracies", "epochs", "options"),
+    [
+        # the last stage of the first four begins with the third epoch
+        ("coconut", {}, ALL_RIGHT, [1.0, 1.0, 0.9, 1.0, 1.0], 4, {}),
+        ("coconut", {}, ALL_RIGHT, [1.0, 1.0, 0.9, 1.0, 1.0], 4, BY_BATCHES),
+        ("icot", {"removal": "steps"}, ALL_RIGHT, [1.0, 1.0, 1.0, 1.0, 1.0], 3, {}),
+        ("coconut", {}, {"patience": 1}, [0.9, 0.8, 0.2, 0.3, 0.3], 5, {}),
+        ("coconut", {"first_stage": 1}, {"patience": 1}, [0.2, 0.1, 0.3, 0.4, 0.5], 2, {}),
+        ("cot", None, ALL_RIGHT, [0.9, 1.0, 1.0, 1.0, 1.0], 2, {}),
+    ],
+)
+def test_a_run_ends_early_in_the_last_stage_alone(
+    name, changes, rule, accuracies, epochs, options, tmp_path
+):
+    curriculum = {"max_latent_stage": 0, "epochs_per_stage": 2}
+    model = build(name, double=False, **({} if changes is None else curriculum | changes))
+    stop = LastStageStopping("val/accuracy", mode="max", **rule)
+    options = {"max_epochs": 5, "num_sanity_val_steps": 0, **options}
+    trainer = resumable_trainer(tmp_path, Accuracy(*accuracies), stop, **options)
+    trainer.fit(model, Questions())
+    assert trainer.global_step == 4 * epochs

@@ -9,6 +9,8 @@ from evaluation.reason.controls import latents_of, replacement, replacing
 from lightning_models.layers import recording
 from lightning_models.runtime import seeded_generator
 from lightning_models.thinking_states.baselines.latents import step_texts
+from lightning_models.thinking_states.baselines.text import NOTHING
+from tests.methods import decoder
 from tests.reference import chain, coconut, codi
 from tests.thinking_states import questions
 from tests.thinking_states.literal import (
@@ -161,7 +163,8 @@ def test_coconut_says_the_steps_that_latents_stand_for(stage, step_loss):
         texts.append(text)
         inputs = coconut.read(weights, shape, text.pieces).inputs
         latents = [x for x, piece in zip(inputs, text.pieces, strict=True) if piece < 0]
-        said = codi.spoken(row.steps[:n], m // 2, SEPARATOR, EOS)
+        meant = row.steps if stage >= 2 else row.steps[:n]  # from the last stage with a chain on
+        said = codi.spoken(meant, m // 2, SEPARATOR, EOS)
         says += codi.step_loss(decoder, shape, latents, said, 2, step_loss == "token_sum")
     expected = coconut.nll(weights, shape, texts) + 0.7 * torch.stack(says).mean()
     found = sum(terms(model, batch).values())
@@ -219,6 +222,44 @@ def test_scores_come_after_replaced_latents(control, passes):
         latents = codi.latents_of(weights, shape, prompts[idx], 3, LATENT, passes, replaced)
         read = codi.student(weights, shape, row.query, latents, PREFIX, row.answer, (START, END))
         torch.testing.assert_close(scores[idx, : len(row.answer)], read.log_probs, **LOSS)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("coconut", {"first_stage": 1, "uniform_prob": 0.6, "max_latent_stage": 2}),
+        ("codi", {}),
+        ("codi", {"passes": 2, "num_latents": 4}),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_gpt2_reads_padded_rows_with_latents_as_transformers_reads_each_alone(name, changes):
+    """Learned positions count neither padding nor passes, and latents count as tokens."""
+    from transformers import GPT2LMHeadModel
+
+    model = build(name, architecture=decoder("gpt2", vocab_size=V, hidden_size=16), **changes)
+    alone = GPT2LMHeadModel(model.network.backbone.shape).double().eval()
+    alone.transformer.load_state_dict(model.network.backbone.model.state_dict())
+    assert torch.equal(alone.lm_head.weight, model.network.output_matrix)
+    text = model.layout.training(asked(epochs=0.0)[1])
+    logits = model.states(text).last @ model.network.output_matrix.T
+    real = text.kinds != NOTHING
+    assert not real[:, 0].all(), "on the left"
+    assert not real[:, -1].all(), "and on the right"
+
+    def read(x):
+        places = torch.arange(len(x))[None]
+        return alone(inputs_embeds=x[None], position_ids=places, output_hidden_states=True)
+
+    weights, passes = model.network.state_dict(), changes.get("passes")
+    for row, ids in enumerate(tokens[own] for tokens, own in zip(text.tokens, real, strict=True)):
+        x, latents = alone.transformer.wte(ids), (ids == LATENT).nonzero()[:, 0].tolist()
+        for turn in latents if passes is None else [latents] * passes:
+            turn = [turn] if passes is None else turn
+            states = read(x[: max(turn) + 1]).hidden_states[-1][0]  # after the final norm
+            x[turn] = torch.stack([codi.project(weights, states[place - 1]) for place in turn])
+        torch.testing.assert_close(logits[row][real[row]], read(x).logits[0], atol=1e-10, rtol=0)
 
 
 # ---- degenerate cases
@@ -280,28 +321,63 @@ def test_without_distillation_gradients_of_student_and_teacher_add():
         torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
 
 
+SMALLEST = 1e-200
+"""A weight whose terms are computed, and vanish in float64 next to all others."""
+
+
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [("codi", {}), ("coconut", {"first_stage": 3, "max_latent_stage": 2})],
+    ("name", "changes", "key"),
+    [
+        ("codi", {}, "step_weight"),
+        ("codi", {"passes": 2, "tie_head": False}, "step_weight"),
+        ("coconut", {"first_stage": 3, "max_latent_stage": 2}, "step_weight"),
+        ("coconut", {"first_stage": 1, "uniform_prob": 0.6}, "step_weight"),
+        ("codi", {"teacher_weight": 0.0}, "distillation_weight"),
+        ("codi", {"step_weight": 1.0, "distillation_std": "batch"}, "distillation_weight"),
+        ("codi", {"distillation_weight": 0.0}, "teacher_weight"),
+        ("codi", {}, "student_weight"),
+    ],
+    ids=str,
 )
-def test_a_step_decoder_of_weight_0_is_the_base_method(name, changes):
-    says, (_, batch) = build(name, step_weight=1.0, **changes), asked(epochs=0.0)
-    base = like(says, name, **changes)
-    assert base.network.decoder is None
-    found, expected = terms(says, batch), terms(base, batch)
-    assert found.keys() - expected.keys() == {"steps"}
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
-    steps = found.pop("steps")
-    step = gradients(says, steps) if name == "codi" else None
-    found = terms(says, batch)
-    del found["steps"]
-    ours, theirs = (
-        gradients(model, sum(values.values()))
-        for model, values in ((says, found), (base, expected))
-    )
-    assert all(torch.equal(ours[key], gradient) for key, gradient in theirs.items())
-    if step is not None:  # what SIM-CoT adds reaches the latents' own weights
-        assert all(step[key].abs().max() > 1e-6 for key in theirs if "projection" in key)
+def test_a_weight_that_vanishes_leaves_the_rest_of_the_objective(name, changes, key):
+    """Losses and all gradients are equal, so that what a weight adds is proportional to it."""
+    some, (_, batch) = build(name, **changes | {key: SMALLEST}), asked(epochs=0.0)
+    none, much = (like(some, name, **changes | {key: weight}) for weight in (0.0, 1.0))
+    losses = [sum(terms(model, batch).values()) for model in (some, none, much)]
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-150, rtol=0)
+    assert (losses[2] - losses[1]).abs() > 1e-3
+    grads = [gradients(m, x) for m, x in zip((some, none, much), losses, strict=True)]
+    for parameter, gradient in grads[1].items():
+        torch.testing.assert_close(grads[0][parameter], gradient, atol=1e-150, rtol=0)
+    extra = [grads[0][parameter] for parameter in grads[0].keys() - grads[1].keys()]
+    assert len(extra) > 5 if key == "step_weight" else not extra
+    assert all(gradient.abs().max() < 1e-150 for gradient in extra), "of the decoder"
+    reached = [k for k, g in grads[1].items() if not torch.allclose(grads[2][k], g, atol=1e-6)]
+    assert len(reached) > 5, "of the base's weights"
+
+
+@pytest.mark.parametrize("teaches", [{}, {"teacher_weight": 0.0, "distillation_weight": 0.0}])
+def test_without_latents_all_gradients_are_those_of_two_markers(teaches):
+    """Coconut without stages is the student, and CoT the teacher."""
+    model, (_, batch) = build(num_latents=0, drop_last_step=False, **teaches), asked(epochs=0.0)
+    bare = like(model, "coconut", max_latent_stage=0, first_stage=1)
+    found, student = terms(model, batch), terms(bare, batch)
+    torch.testing.assert_close(found["nll"], student["nll"], atol=1e-13, rtol=0)
+    expected = gradients(bare, student["nll"])
+    if not teaches:
+        cot = like(model, "cot", vocab_multiple=V + 3)
+        taught = terms(cot, batch)
+        torch.testing.assert_close(found["teacher"], taught["nll"], atol=1e-13, rtol=0)
+        for name, gradient in gradients(cot, taught["nll"]).items():
+            expected[name] = expected[name] + gradient
+        off = gradients(model, found.pop("distillation"))
+        assert off["backbone.model.embed_tokens.weight"][START:LATENT].abs().max() > 1e-6
+        found = terms(model, batch)
+        del found["distillation"]
+    grads = gradients(model, sum(found.values()))
+    assert grads.keys() == expected.keys()
+    for name, gradient in grads.items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-12, rtol=0)
 
 
 # ---- gradients
@@ -366,21 +442,14 @@ def test_passes_beyond_the_latents_are_neither_computed_nor_counted():
     assert found[0][1:] == found[1][1:]
 
 
-def test_flops_count_passes_and_a_step_decoder_in_training_alone():
-    plain, pccot, says = build(), build(passes=2), build(step_weight=1.0)
-    assert plain.flops_per_token(30) == build(
-        "coconut", first_stage=4, eval_latents=3
-    ).flops_per_token(30)
-    assert pccot.generation_flops(30, steps=3) == plain.generation_flops(30, steps=9)
-    assert says.flops_per_token(30) == plain.flops_per_token(30)
-    assert says.flops_per_token(30, training=True) > 1.4 * plain.flops_per_token(30, training=True)
+def test_flops_of_an_evaluation_have_its_latents_and_no_step_decoder():
+    """What both cost is compared with what is executed in ``test_thinking_compute.py``."""
     for name in ("codi", "coconut"):
         trained, apart = (build(name, eval_latents=latents) for latents in (None, 9))
         assert trained.flops_per_token(30, training=True) == apart.flops_per_token(
             30, training=True
         )
         assert trained.flops_per_token(30) != apart.flops_per_token(30)
-    single = build(distillation_weight=0.0, teacher_weight=0.0)
-    assert plain.flops_per_token(30, training=True) > 1.8 * single.flops_per_token(
-        30, training=True
-    )
+        assert trained.generation_flops(30, steps=9) == apart.flops_per_token(30)
+        says = build(name, step_weight=1.0)
+        assert says.flops_per_token(30) == trained.flops_per_token(30)

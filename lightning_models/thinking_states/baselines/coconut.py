@@ -96,10 +96,13 @@ class CoconutLayout(LatentLayout, ShortenedChain):
         return self.c_thought
 
     def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
-        # NOTE(paper): at the last stage SIM-CoT's code has the last group say all further steps,
-        # also those that the chain still has; here only what latents stand for.
+        # NOTE(paper): from the last stage with a chain on, the last group says all further steps,
+        # as in SIM-CoT's code; where a step is missing, that code says the answer, and this nothing
         stages = self.stages.of_rows(batch, stage)
-        return self.stages.removed(batch, stages), self._latents(batch, stages) // self.c_thought
+        steps = torch.where(
+            stages < self.stages.last, self.stages.removed(batch, stages), num_steps(batch)
+        )
+        return steps, self._latents(batch, stages) // self.c_thought
 
     def _latents(self, batch: Batch, stages: Tensor) -> Tensor:
         """Returns m of rows at ``stages`` (B,)."""

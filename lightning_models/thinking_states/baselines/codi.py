@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_models.flops import TRAINING_FACTOR, linear_flops
 from lightning_models.optim import OptimizerConfig
 from lightning_models.outputs import LossOutput, Term
 from lightning_models.thinking_states.adapters import add_adapters
@@ -20,6 +21,7 @@ from lightning_models.thinking_states.backbone import (
     AnswerCache,
     HiddenStates,
     backbone_flops,
+    head_flops,
     read,
 )
 from lightning_models.thinking_states.baselines.curricula import num_steps
@@ -100,11 +102,6 @@ class CodiConfig(LatentConfig):
             {"lora_rank": ("lora_alpha", "lora_dropout")}
             | {"projection": ("projection_dim", "projection_dropout")},
         )
-        if self.step_weight and not self.num_latents:
-            raise ValueError(
-                f"step_weight ({self.step_weight}) needs latents that say steps; set num_latents "
-                "(0) to 1 or more, or step_weight to 0"
-            )
 
     @property
     def most_latents(self) -> int:
@@ -323,10 +320,6 @@ class CodiLM(LatentTextLM):
     def reads_per_latent(self, latents: float) -> float:
         return 1.0 + min(self.config.passes or 0, latents)
 
-    @property
-    def _has_teacher(self) -> bool:
-        return bool(self.config.teacher_weight or self.config.distillation_weight)
-
     def loss(self, batch: Batch) -> LossOutput:
         """Returns the student's cross-entropy, the teacher's, and the distillation.
 
@@ -341,7 +334,7 @@ class CodiLM(LatentTextLM):
         nll, weight = output.terms["nll"], config.student_weight
         output.terms["nll"] = nll._replace(sum=weight * nll.sum)
         output.sequence_nats = (1.0 - weight) * nll.sum.detach()  # train/loss has no weight
-        if not self._has_teacher:
+        if not (config.teacher_weight or distils):
             return output
         taught = layout.teacher(batch)
         # NOTE(paper): the public code computes the teacher twice, with gradient for its own loss
@@ -368,11 +361,21 @@ class CodiLM(LatentTextLM):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token of a row of ``context`` tokens; see the base.
 
-        A training step has the teacher's row, too. The student's is counted as if it were as long,
-        though it has no chain.
+        A training step has the teacher's row, too, with logits if it learns. The student's is
+        counted as if it were as long, though it has no chain.
         """
-        flops = super().flops_per_token(context, training)
-        if training and self._has_teacher:
-            learns = self.config.teacher_weight > 0
-            flops += backbone_flops(self.network.backbone, context, learns)
+        flops, backbone = super().flops_per_token(context, training), self.network.backbone
+        if training and self.config.teacher_weight:
+            flops += backbone_flops(backbone, context, training)
+        elif training and self.config.distillation_weight:
+            flops += backbone_flops(backbone, context) - head_flops(backbone)
         return flops
+
+    def _flops(self, context: int, latents: float, training: bool) -> float:
+        flops = super()._flops(context, latents, training)
+        if self.network.projection is None:
+            return flops
+        # a latent is projected once, or in each of its passes
+        times = latents * max(self.reads_per_latent(latents) - 1.0, 1.0)
+        factor = TRAINING_FACTOR if training else 1.0
+        return flops + factor * linear_flops(self.network.projection) * times / context

@@ -108,6 +108,11 @@ class LatentConfig(ReasoningConfig):
         if not 0 <= self.step_weight < math.inf:
             raise ValueError(f"step_weight ({self.step_weight}) must be finite and not negative")
         refuse_idle(self, {"step_weight": ("step_loss",)})
+        if self.step_weight and not self.most_latents:
+            raise ValueError(
+                f"step_weight ({self.step_weight}) needs latents that say steps, of which training "
+                "has none; set num_latents or max_latent_stage to 1 or more, or step_weight to 0"
+            )
         if self.gradient_checkpointing:
             raise ValueError(
                 f"gradient_checkpointing ({self.gradient_checkpointing}) would compute layers "
@@ -478,8 +483,9 @@ class LatentTextLM(TextLM):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token of a row of ``context`` tokens; latents are not counted.
 
-        They and their markers cost what tokens cost: keys and values are kept, so that nothing is
-        computed twice. A step decoder, in training only, reads the chain, at most the row.
+        They and their markers pass through the layers as tokens do, but have no logits; keys and
+        values are kept, so that nothing is computed twice. A step decoder, in training only, reads
+        the chain, at most the row.
         """
         latents = self.trained_latents if training else self.latents
         flops = self._flops(context, latents, training)
@@ -497,5 +503,6 @@ class LatentTextLM(TextLM):
         return self._flops(context, self.latents if steps is None else steps, training=False)
 
     def _flops(self, context: int, latents: float, training: bool) -> float:
-        positions = context + latents * self.reads_per_latent(latents) + 2
-        return super().flops_per_token(round(positions), training) * positions / context
+        silent = latents + 2  # and two markers, which are read once
+        reads = (latents * self.reads_per_latent(latents) + 2) / silent
+        return backbone_flops(self.network.backbone, context, training, silent, reads)
