@@ -296,11 +296,13 @@ def local_gradients(model: Any) -> dict[str, torch.Tensor]:
 
 def greedy_texts(model: Any, prompts: list[list[int]], trainer: L.Trainer) -> list[list[int]]:
     """Returns continuations of all prompts, of which each rank writes some, of its own length."""
-    own = prompts[trainer.global_rank :: trainer.world_size]
+    streams = range(len(prompts))[trainer.global_rank :: trainer.world_size]  # as in one process
+    own = [prompts[stream] for stream in streams]
     with model.gathered(), model.precision_context():
         greedy = SamplingConfig(temperature=0.0)
         length = 4 + trainer.global_rank
-        texts = generate(model, own, max_new_tokens=length, sampling=greedy) if own else []
+        options = {"max_new_tokens": length, "sampling": greedy, "streams": streams}
+        texts = generate(model, own, **options) if own else []
     parts = gather(texts)
     return [parts[n % len(parts)][n // len(parts)][:4] for n in range(len(prompts))]
 

@@ -181,7 +181,7 @@ def test_what_the_paper_ran_by_coconuts_code_has_its_optimiser(file):
 
 def test_coconut_by_its_code_starts_from_the_best_of_a_chain_of_thought():
     """The first 3 of 25 epochs, stage 0, are left to it (``resume: 3`` of its configuration)."""
-    runs = [settings_of(shlex.split(run["command"])) for run in PUBLISHED]
+    runs = [settings_of(tuple(shlex.split(run["command"]))) for run in PUBLISHED]
     kinds = {kind: [] for kind in ("CoTLM", "CoconutLM")}
     for run, row in zip(runs, PUBLISHED, strict=True):
         kind = run.model.class_path.rpartition(".")[2]

@@ -287,12 +287,13 @@ def test_a_noncausal_model_is_exact_after_prefixes(score, forking_path):
 
 
 def test_a_fixed_budget_is_another_number_for_short_prefixes(score, forking_path):
-    dynamic, fixed = (score(forking_path, *FEW, "--budget", b) for b in ("dynamic", "fixed"))
+    few = (*FEW, "--limit_batches", 8)  # without the split's last window, which is shorter
+    dynamic, fixed = (score(forking_path, *few, "--budget", b) for b in ("dynamic", "fixed"))
     assert dynamic["settings"]["set"] == {}
     assert fixed["settings"]["set"] == {"budget": "fixed"}
     assert (dynamic["settings"]["budget"], fixed["settings"]["budget"]) == ("dynamic", "fixed")
     assert fixed["nats_per_token"] != pytest.approx(dynamic["nats_per_token"], rel=1e-5)
-    same = score(forking_path, *FEW, "--set.budget", "fixed")
+    same = score(forking_path, *few, "--set.budget", "fixed")
     assert same["nats_per_token"] == fixed["nats_per_token"]
     whole = fixed["blockwise"]["nats_per_token"]  # nothing changes at the trained length
     assert whole == pytest.approx(dynamic["blockwise"]["nats_per_token"], rel=1e-6)
