@@ -316,8 +316,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     # ---- steps
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        # Names what a batch of somebody else's DataLoader lacks.
+    def _check_batch(self, batch: Any, *_: int) -> None:
+        """Raises a ValueError that names what a batch of somebody else's DataLoader lacks."""
         if self.reads == "windows" and not (isinstance(batch, Mapping) and "tokens" in batch):
             is_dict = isinstance(batch, Mapping)
             keys = ", ".join(map(str, batch)) if is_dict else type(batch).__name__
@@ -327,8 +327,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
                 "targets = labels[:, 1:]"
             )
 
-    on_validation_batch_start = on_test_batch_start = on_train_batch_start
-    on_predict_batch_start = on_train_batch_start
+    on_train_batch_start = on_validation_batch_start = _check_batch
+    on_test_batch_start = on_predict_batch_start = _check_batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if self._sharded is not None:

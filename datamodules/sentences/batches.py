@@ -404,13 +404,14 @@ class Sentences(SentenceCorpus, LanguageDataModule):
         global_batch_tokens: Most lexical tokens of an optimiser step over all devices, in as few
             micro-batches as surely fit. With null a step has a batch of `batch_tokens` for each
             device and each of trainer.accumulate_grad_batches.
-        global_batch: Most streams of such a step, one for each max_sentence_tokens by default.
         max_sentences: Most sentences of a stream in the first epochs (S).
         curriculum_step: How much S grows; 0: not at all.
         curriculum_epochs: After how many epochs it grows; passes over the data, which are the
             trainer's epochs unless limit_train_batches makes those shorter.
         curriculum_limit: Largest S; null: it grows on.
-        **kwargs: See `SentenceCorpus` and `LanguageDataModule`; eval_batch_size counts documents.
+        **kwargs: See `SentenceCorpus` and `LanguageDataModule`. eval_batch_size counts documents;
+            global_batch is the most streams of a step of `global_batch_tokens`, by default one for
+            each max_sentence_tokens.
 
     Raises:
         ValueError: An argument is out of its range; the message lists all of them.
