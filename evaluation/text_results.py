@@ -1,4 +1,4 @@
-"""What a loaded model says of a text: its likelihood and its logits, and how notebooks show it."""
+"""Results of a loaded model for a text: its likelihood and logits, and how notebooks show them."""
 
 import base64
 import html
@@ -71,10 +71,10 @@ class TokenLogits:
     """(B, T, V), float32 or better: row t is the distribution of the token after the first t + 1.
     V is ``config.padded_vocab_size``; ids from ``config.vocab_size`` on are never chosen."""
     likelihood: Likelihood
-    """Kind of log-likelihood that ``logits.log_softmax(-1)`` gives, as of a score."""
+    """Kind of log-likelihood that ``logits.log_softmax(-1)`` gives, as a score has it."""
     causal: bool
-    """Whether row t never depends on tokens after it; if not, the rows (but for the last) are no
-    predictions, as they have seen what they predict."""
+    """Whether row t never depends on tokens after it. If it does, only the last row is a prediction:
+    the others have seen the tokens that they predict."""
 
     def __repr__(self) -> str:
         kind = _says(self.likelihood, self.causal)

@@ -1,4 +1,4 @@
-"""Log-likelihoods of texts, and logits of tokens, in batches: what ``LoadedModel`` asks for."""
+"""Log-likelihoods of texts and logits of tokens, computed in batches for ``LoadedModel``."""
 
 import math
 from collections.abc import Sequence

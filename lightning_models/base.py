@@ -316,10 +316,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     # ---- steps
 
-    def _check_batch(self, batch: Any, *_: int) -> None:
+    def _check_batch(self, batch: Any) -> None:
         """Raises a ValueError that names what a batch of somebody else's DataLoader lacks."""
-        if self.reads == "windows" and not (isinstance(batch, Mapping) and "tokens" in batch):
-            is_dict = isinstance(batch, Mapping)
+        is_dict = isinstance(batch, Mapping)
+        if self.reads == "windows" and not (is_dict and "tokens" in batch):
             keys = ", ".join(map(str, batch)) if is_dict else type(batch).__name__
             raise ValueError(
                 f"batch ({keys}): {type(self).__name__} reads dicts with tokens and targets, int64 "
@@ -327,8 +327,15 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
                 "targets = labels[:, 1:]"
             )
 
-    on_train_batch_start = on_validation_batch_start = _check_batch
-    on_test_batch_start = on_predict_batch_start = _check_batch
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._check_batch(batch)
+
+    def on_validation_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._check_batch(batch)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if self._sharded is not None:

@@ -1,4 +1,4 @@
-"""What a start says where other programs keep the cores busy."""
+"""A start where other programs keep the cores busy."""
 
 import os
 from pathlib import Path

@@ -139,7 +139,7 @@ class DecoderConfig(SequenceConfig):
 
     @property
     def rotary_scaling(self) -> tuple[float, ...] | None:
-        """How low rotary frequencies are stretched, see ``blocks.stretched``; None leaves them."""
+        """Numbers of ``blocks.stretched`` for the rotary frequencies; None leaves those unchanged."""
         return None
 
     @property

@@ -44,6 +44,11 @@ class TransformerConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         """Checks heads and rotary channels, and what every decoder checks."""
+        size = self.head_size
+        if isinstance(size, int) and (size < 1 or (self.positions == "rope" and size % 2)):
+            raise ValueError(
+                f"head_size ({size}) must be at least 1, and even for positions=rope, or null"
+            )
         super().__post_init__()
         heads = self.key_value_heads
         if heads < 1 or self.num_heads % heads:
@@ -51,8 +56,6 @@ class TransformerConfig(DecoderConfig):
                 f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads}); "
                 "null gives every head of queries its own"
             )
-        if self.head_size is not None and self.head_size < 1:
-            raise ValueError(f"head_size ({self.head_size}) must be at least 1, or null")
         self._check_scaling()
         if not 0 < self.rope_fraction <= 1:
             raise ValueError(f"rope_fraction ({self.rope_fraction}) must be above 0 and at most 1")
