@@ -73,8 +73,8 @@ class TokenLogits:
     likelihood: Likelihood
     """Kind of log-likelihood that ``logits.log_softmax(-1)`` gives, as a score has it."""
     causal: bool
-    """Whether row t never depends on tokens after it. If it does, only the last row is a prediction:
-    the others have seen the tokens that they predict."""
+    """Whether row t never depends on tokens after it. If it does, only the last row predicts: the
+    others have seen the tokens that they predict."""
 
     def __repr__(self) -> str:
         kind = _says(self.likelihood, self.causal)

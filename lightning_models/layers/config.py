@@ -139,7 +139,7 @@ class DecoderConfig(SequenceConfig):
 
     @property
     def rotary_scaling(self) -> tuple[float, ...] | None:
-        """Numbers of ``blocks.stretched`` for the rotary frequencies; None leaves those unchanged."""
+        """Numbers of ``blocks.stretched`` for rotary frequencies; None leaves them unchanged."""
         return None
 
     @property
