@@ -108,7 +108,7 @@ def read_checkpoint(
             f"{path} is a model of transformers; make a checkpoint of it with evaluate.py import "
             f"--hf {path} --output FILE.ckpt"
         )
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in (".yaml", ".yml") and not path.is_dir():
         raise CheckpointError(
             f"{path} is a config, which has no weights; train it (python train.py fit -c {path}), "
             "then name the folder of the run"
