@@ -100,9 +100,10 @@ check: $(READY)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-# The documentation site, in site/; warnings (broken links) are errors.
+# The documentation site, in site/; warnings (broken links) are errors. It links to the repository that was cloned.
+REPO_URL ?= $(shell git remote get-url origin 2>/dev/null | sed -n 's|^git@\([^:]*\):|https://\1/|; s|\.git$$||; /^https:/p')
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	REPO_URL='$(REPO_URL)' NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 	@echo "site/index.html is built."
 
 $(VENV)/.docs: $(READY)

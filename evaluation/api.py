@@ -5,8 +5,7 @@ generate``, ``score`` reads texts as ``evaluate.py tasks``, ``think`` shows what
 ``callbacks.analysis`` collect.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,26 +13,32 @@ from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import pandas as pd
-import torch
 from jsonargparse import Namespace
 from lightning.fabric.utilities import move_data_to_device
-from tqdm import tqdm
+from torch import Tensor
 
 from callbacks import ForkAnalysis, GateAnalysis, PosteriorAnalysis, StepAllocation, ThoughtTrace
 from callbacks.analysis.base import Analysis, NothingToAnalyseError
-from callbacks.analysis.token_text import REPLACEMENT, pieces
-from datamodules import SentenceTokenizer, Tokenizer
+from callbacks.analysis.token_text import REPLACEMENT
+from datamodules import Tokenizer
 from datamodules.readers import check_utf8
 from evaluation.arguments import load_with_tokenizer
 from evaluation.devices import Device, Precision, autocast
 from evaluation.generate import continue_prompts
 from evaluation.perplexity import Mode
-from evaluation.scoring import Totals, score_batch
-from evaluation.tasks.readers import Piece, Reader, label, reader_of, scored_of
+from evaluation.tasks.readers import Reader, reader_of
+from evaluation.text_results import TextScore, TokenLogits, figure_page
+from evaluation.text_scores import checked_ids, score_texts, token_logits
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Which
-from lightning_models.generation import SamplingConfig, generate_steps, whole_number, written_text
-from lightning_models.outputs import Likelihood
+from lightning_models.generation import (
+    SamplingConfig,
+    cut_before,
+    generate_steps,
+    stops_at,
+    whole_number,
+    written_text,
+)
 from lightning_models.runtime import choose_kernels
 
 ANALYSES: tuple[Callable[[], Analysis], ...] = (
@@ -44,8 +49,6 @@ ANALYSES: tuple[Callable[[], Analysis], ...] = (
     ThoughtTrace,
 )
 """What ``think`` asks a model for; the first that it has something for is shown."""
-ROWS = 32
-"""Rows that are scored at once."""
 MOST_TOKENS = 2**31 - 1
 """Longest sequence that may be asked for."""
 Compute = Literal["scoring", "training", "generation"]
@@ -64,6 +67,19 @@ def _check_type(kind: Any, wanted: str, **values: Any) -> None:
             raise ValueError(f"{name} ({value!r}) must be {wanted}")
 
 
+def _texts(values: Any, key: str = "text") -> list[str]:
+    """Returns a text, or each of a list of texts.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    texts = list(values) if isinstance(values, list | tuple) else [values]
+    for text in texts:
+        _check_type(str, "str, or a list of str", **{key: text})
+        check_utf8(text, f"{key} {text!a}")
+    return texts
+
+
 def _plain(value: Any) -> Any:
     """Returns a number of NumPy's as Python's, which configs and their files hold."""
     return value.item() if isinstance(value, np.generic) else value
@@ -79,22 +95,23 @@ def load(
     tokenizer: str | None = None,
     packages: tuple[str, ...] = (),
 ) -> "LoadedModel":
-    """Returns a trained model with its tokenizer; the data of its training need not be there.
+    """Opens a trained model with its tokenizer; the data of its training need not be there.
 
-    The file runs no code: it is read as tensors and plain values.
+    The file runs no code: it is read as tensors and plain values. Of a folder with several runs the
+    newest is taken, and a warning names it.
 
     Args:
-        path: a checkpoint file, or the folder of a run.
-        which: of a folder's run the furthest checkpoint, or the best one.
-        device: where it runs; 'auto' takes a GPU if there is one.
-        precision: of the matrix products, '32', 'tf32' or 'bf16'; weights stay float32.
-        changes: fields of the method's config to set to other values than in training, such as
+        path: A checkpoint file, or the folder of a run.
+        which: Whether a folder's furthest checkpoint is taken, or the best one.
+        device: Where it runs; 'auto' takes a GPU if there is one.
+        precision: Precision of the matrix products, '32', 'tf32' or 'bf16'; weights stay float32.
+        changes: Fields of the method's config to set to other values than in training, such as
             ``{"inner_steps": 4}``.
-        tokenizer: name of the tokenizer, for checkpoints that name none.
-        packages: packages of your own whose classes the checkpoint may name; they are imported.
+        tokenizer: Name of the tokenizer, for checkpoints that name none.
+        packages: Packages of your own whose classes the checkpoint may name; they are imported.
 
     Raises:
-        ValueError: if the checkpoint cannot be read or rebuilt, or the tokenizer does not fit.
+        ValueError: If the checkpoint cannot be read or rebuilt, or the tokenizer does not fit.
     """
     _check_type((str, Path), "a path", path=path)
     _check_choice("device", device, Device)
@@ -117,31 +134,9 @@ def load(
     return LoadedModel(checkpoint, model, own_tokenizer, precision)
 
 
-@dataclass(frozen=True)
-class TextScore:
-    """The log-likelihood of a text."""
-
-    nats_per_token: float
-    """Mean negative log-likelihood of a scored token, terms of the whole text included."""
-    likelihood: Likelihood
-    """What that is: 'exact', 'lower_bound' (of the likelihood), 'estimate' or 'noncausal'."""
-    causal: bool
-    """Whether the prediction of a token never depends on later tokens."""
-    totals: Totals = field(repr=False)
-    """The sums, in nats."""
-    tokens: pd.DataFrame = field(repr=False)
-    """A line a scored token: ``place`` among them, ``id``, ``text``, ``nats``. They add up to all
-    nats but those of the whole text, ``totals.sequence_nats`` (a KL divergence)."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the numbers under the keys of ``evaluate.py perplexity --output``."""
-        kind = {"likelihood": self.likelihood, "causal": self.causal}
-        return {**self.totals.as_dict(self.likelihood), **kind}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Thinking:
-    """What a method did while it read a text."""
+    """What a method did while it read a text; a notebook shows the first figure and table."""
 
     analysis: str
     """Which analysis shows it: ``fork_analysis``, ``step_allocation``, ..."""
@@ -160,9 +155,19 @@ class Thinking:
         """The first figure."""
         return next(iter(self.figures.values()))
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} ({len(table)} rows)" for name, table in self.tables.items())
+        return f"Thinking: {self.analysis}; tables {sizes}; figures {', '.join(self.figures)}"
+
+    def _repr_html_(self) -> str:
+        return figure_page(repr(self), self.figure, self.table)
+
 
 class LoadedModel:
-    """A trained model with its tokenizer.
+    """A trained model with its tokenizer, as ``lightning_models.load`` returns it.
+
+    Texts go in and out; ``generate`` and ``score`` also take lists, which they batch. A call with
+    token ids returns logits.
 
     Attributes:
         checkpoint: Where it comes from.
@@ -196,53 +201,99 @@ class LoadedModel:
         text: str,
         *,
         max_new_tokens: int = ...,
+        stop: str | Sequence[str] = ...,
         stream: Literal[False] = ...,
         **sampling: Any,
     ) -> str: ...
 
     @overload
     def generate(
-        self, text: str, *, max_new_tokens: int = ..., stream: Literal[True], **sampling: Any
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        max_new_tokens: int = ...,
+        stop: str | Sequence[str] = ...,
+        stream: Literal[False] = ...,
+        **sampling: Any,
+    ) -> list[str]: ...
+
+    @overload
+    def generate(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int = ...,
+        stop: str | Sequence[str] = ...,
+        stream: Literal[True],
+        **sampling: Any,
     ) -> Iterator[str]: ...
 
     def generate(
-        self, text: str, *, max_new_tokens: int = 100, stream: bool = False, **sampling: Any
-    ) -> str | Iterator[str]:
-        """Returns a continuation of a text, or an answer to a question, without the prompt.
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        max_new_tokens: int = 100,
+        stop: str | Sequence[str] = (),
+        stream: bool = False,
+        **sampling: Any,
+    ) -> str | list[str] | Iterator[str]:
+        """Continues a text, or answers a question; the prompt is not part of what it returns.
+
+        ```python
+        lm.generate("The function returns", max_new_tokens=40, stop=".")
+        lm.generate(["A list is", "A tuple is"], max_new_tokens=40, temperature=0)
+        ```
 
         Args:
-            text: the prompt; an empty one starts a document.
-            max_new_tokens: longest continuation, in tokens.
-            stream: whether to return an iterator of pieces, as they are written, that join to the
+            text: The prompt; an empty one starts a document. Prompts of a list are decoded
+                together, each as if it were alone: the same prompt twice has the same continuation.
+            max_new_tokens: Longest continuation, in tokens.
+            stop: Text that ends a continuation, which is cut before it, or several such texts.
+            stream: Whether to return an iterator of pieces, as they are written, that join to the
                 text. A character of several tokens comes with the last of them; of byte-fallback
                 pieces, all in a row come together.
-            **sampling: fields of ``SamplingConfig``: temperature (0: the likeliest token), top_k,
-                top_p, seed.
+            **sampling: Fields of ``SamplingConfig``: temperature (0 takes the likeliest token),
+                top_k, top_p, seed.
+
+        Returns:
+            A text, or a list of texts for a list of prompts, or an iterator of pieces.
 
         Raises:
             ValueError: If an option is out of its range, or prompt and continuation do not fit the
                 model's context.
             TypeError: If an option of sampling does not exist.
         """
-        _check_type(str, "text (str)", text=text)
+        prompts = _texts(text)
         most = whole_number("max_new_tokens", max_new_tokens, least=0, most=MOST_TOKENS)
         _check_type(bool, "True or False", stream=stream)
-        check_utf8(text, f"prompt {text!a}")
+        stops = _texts(stop, "stop")
+        if "" in stops:
+            raise ValueError("stop ('') ends every text; give texts of at least one character")
         config = SamplingConfig(**sampling)
         if stream:
-            return self._written(text, most, config)
-        ((_, continuation),) = continue_prompts(
+            _check_type(str, "one str with stream=True", text=text)
+            return self._written(prompts[0], most, config, stops)
+        pairs = continue_prompts(
             self.model,
             self.tokenizer,
-            [text],
+            prompts,
             max_new_tokens=most,
             sampling=config,
             precision=self.precision,
+            streams=[0] * len(prompts),
+            stop=stops,
         )
-        return continuation
+        texts = [continuation for _, continuation in pairs]
+        return texts[0] if isinstance(text, str) else texts
 
-    def _written(self, text: str, max_new_tokens: int, sampling: SamplingConfig) -> Iterator[str]:
-        """Yields what a continuation grows by; nothing while its last character is incomplete."""
+    def _written(
+        self, text: str, max_new_tokens: int, sampling: SamplingConfig, stops: Sequence[str]
+    ) -> Iterator[str]:
+        """Yields what a continuation grows by; nothing while its last character is incomplete.
+
+        Characters that may begin a stop text wait until they are known not to.
+        """
+        begins, held = not text, max(map(len, stops), default=1) - 1
         steps = generate_steps(
             self.model,
             [self.tokenizer.prompt_ids(text)],
@@ -251,8 +302,9 @@ class LoadedModel:
             stop_ids=self.tokenizer.stop_ids,
             vocab_size=self.tokenizer.vocab_size,
             device=self.model.device,
+            ended=stops_at(self.tokenizer, [stops], [begins]),
         )
-        text_of = partial(written_text, self.tokenizer, begins=not text)
+        text_of = partial(written_text, self.tokenizer, begins=begins)
         ids: list[int] = []
         shown = 0
         while True:
@@ -265,94 +317,148 @@ class LoadedModel:
             if token in self.tokenizer.byte_pieces or not written_text(self.tokenizer, [token]):
                 continue
             whole = text_of(ids)
-            if len(whole) > shown and not whole.endswith(REPLACEMENT):
-                yield whole[shown:]
-                shown = len(whole)
-        rest = text_of(ids)[shown:]
+            if len(whole) - held > shown and not whole.endswith(REPLACEMENT):
+                piece = cut_before(whole, stops)[shown : len(whole) - held]
+                shown += len(piece)
+                if piece:
+                    yield piece
+        rest = cut_before(text_of(ids), stops)[shown:]
         if rest:
             yield rest
 
     # ---- scores
 
-    def score(self, text: str, *, context: str = "", mode: Mode = "blockwise") -> TextScore:
-        """Returns the log-likelihood of a text.
+    @overload
+    def score(
+        self, text: str, *, context: str | Sequence[str] = ..., mode: Mode = ...
+    ) -> TextScore: ...
+
+    @overload
+    def score(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        context: str | Sequence[str] = ...,
+        mode: Mode = ...,
+    ) -> list[TextScore]: ...
+
+    def score(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        context: str | Sequence[str] = "",
+        mode: Mode = "blockwise",
+    ) -> TextScore | list[TextScore]:
+        """Scores a text: its log-likelihood, and of which kind that is.
 
         A text longer than the model's context is cut into windows, each with as much before it as
-        fits. Of models of sentences words are scored, not the marks between them.
+        fits. A model of sentences scores the words, not the marks between them.
+
+        ```python
+        lm.score("A list is a mutable sequence.").nats_per_token
+        [score.likelihood for score in lm.score(["A list.", "A tuple."])]
+        lm.score(" mutable", context="A list is").tokens  # a line for each scored token
+        ```
 
         Args:
-            text: at least one token. Of a model that answers questions the answer; its end is
-                scored, too.
-            context: text before it, which is given and not scored; none: ``text`` starts a
+            text: At least one token, or a list of such texts, which are read in batches. For a
+                model that answers questions the answer, whose end is scored, too.
+            context: Text before it, which is given and not scored; by default ``text`` starts a
                 document. Both are encoded alone, so that what is scored is exactly ``text`` even
-                where the tokenizer would join them in one token. Of a model that answers questions
-                the question.
+                where the tokenizer would join them in one token. For a model that answers questions
+                the question. With a list of texts it is one for all, or a list of as many.
             mode: 'blockwise' reads the text in one pass; 'autoregressive' scores each token from
                 its prefix alone, which makes a difference for models that are not causal.
 
+        Returns:
+            The score, or a list of scores for a list of texts.
+
         Raises:
-            ValueError: if there is nothing to score, or no question where the model needs one.
+            ValueError: If there is nothing to score, or no question where the model needs one.
         """
         _check_choice("mode", mode, Mode)
-        _check_type(str, "text (str)", text=text, context=context)
-        reader = self._reader(text)
-        if self.model.reads == "reasoning" and not context:
+        texts, contexts = _texts(text), _texts(context, "context")
+        contexts = contexts * len(texts) if isinstance(context, str) else contexts
+        if len(contexts) != len(texts):
+            raise ValueError(
+                f"context has {len(contexts)} texts for {len(texts)} to score; give one each, or "
+                "one str for all"
+            )
+        if self.model.reads == "reasoning" and not all(contexts):
             raise ValueError(
                 f"{type(self.model).__name__} scores answers to questions; give the question as "
                 "context: score('18', context='...')"
             )
-        check_utf8(context, f"context {context!a}")
-        parts = reader.pieces(context, text)
-        if not parts:
-            raise ValueError(
-                f"text ({text!a}) has no tokens in {self.tokenizer.name}; give at least one token"
-            )
-        from_prefixes = mode == "autoregressive" and not self.model.causal
-        if from_prefixes:
-            parts = [prefix for part in parts for prefix in part.prefixes()]
-        whole = not context and not from_prefixes
-        nats, of_text, kind = self._nats(reader, parts, whole=whole)
-        likelihood, causal = label(
-            kind, self.model.causal, from_prefixes=from_prefixes, given=bool(context)
+        scores = score_texts(
+            self.model,
+            self.tokenizer,
+            list(zip(texts, contexts, strict=True)),
+            self._reader(*texts),
+            from_prefixes=mode == "autoregressive" and not self.model.causal,
+            precision=self.precision,
         )
-        ids = [
-            i
-            for part in parts
-            for i, is_scored in zip(part.tokens, part.scored, strict=True)
-            if is_scored
-        ]
-        marked = isinstance(self.tokenizer, SentenceTokenizer)  # marks have nats, not known here
-        texts = pieces(self.tokenizer, ids, begins=not context)
-        totals = Totals(
-            nats.sum().item() + of_text,
-            len(ids),
-            None if marked else len(text.encode()),
-            all_nats=math.nan if marked else None,
-            sequence_nats=of_text,
-        )
-        columns = {"place": range(len(ids)), "id": ids, "text": texts}
-        tokens = pd.DataFrame({**columns, "nats": nats.numpy()})
-        return TextScore(totals.nats_per_token, likelihood, causal, totals, tokens)
+        return scores[0] if isinstance(text, str) else scores
 
-    def _nats(
-        self, reader: Reader, parts: list[Piece], *, whole: bool
-    ) -> tuple[torch.Tensor, float, Likelihood]:
-        """Returns float64 nats of all scored tokens (N,), of whole texts, and their kind."""
-        nats, of_texts, kind = [], 0.0, self.model.likelihood
-        hidden = None if len(parts) > ROWS else True  # None: hidden where stderr is no terminal
-        for start in tqdm(range(0, len(parts), ROWS), desc="scoring", disable=hidden):
-            group = parts[start : start + ROWS]
-            batch = reader.batch(group, whole=whole)
-            scores = score_batch(self.model, batch, self.precision)
-            nats += scored_of(-scores.log_prob.double().cpu(), batch["targets"])
-            of_texts -= scores.sequence_total().item()
-            kind = scores.kind
-        return torch.cat(nats), of_texts, kind
+    # ---- logits
 
-    def _reader(self, text: str) -> Reader:
+    def logits(self, text: str, *, mode: Mode = "blockwise") -> TokenLogits:
+        """Returns the logits (1, T, V) after each token of a text, see ``__call__``.
+
+        The first token is the start of the document: row t is the distribution of token t of
+        ``lm.tokenizer.encode(text)``, and the last row is that of the token that follows the text.
+
+        Args:
+            text: Read from the start of a document.
+            mode: As ``__call__`` has it.
+
+        Raises:
+            ValueError: As ``__call__`` has it.
+        """
+        _check_type(str, "text (str)", text=text)
         check_utf8(text, f"text {text!a}")
-        if not text:
-            raise ValueError("text ('') is empty; give at least one token")
+        return self([self.tokenizer.prompt_ids(text)], mode=mode)
+
+    def __call__(
+        self, ids: Tensor | Sequence[int] | Sequence[Sequence[int]], *, mode: Mode = "blockwise"
+    ) -> TokenLogits:
+        """Returns the logits (B, T, V) after each token of rows of token ids.
+
+        Where the model is causal (``lm.model.causal``) each row of logits is a prediction of the
+        next token. Thoughtbubbles with a budget for the window, Mixture-of-Recursions with expert
+        choice, and Latent-Thought LMs, whose latents are inferred from all the tokens, read ahead:
+        the result says so (``causal`` is false), and ``mode='autoregressive'`` reads each prefix by
+        itself, which makes predictions of them, at T times the cost.
+
+        ```python
+        ids = torch.tensor([lm.tokenizer.prompt_ids("A list is")])
+        logits = lm(ids).logits  # (1, T, V)
+        lm.tokenizer.decode([logits[0, -1].argmax().item()])
+        ```
+
+        Args:
+            ids: Whole numbers (B, T) or (T,) from 0 to ``config.vocab_size`` - 1; a document begins
+                with ``lm.tokenizer.start_id``.
+            mode: 'blockwise' reads all tokens in one pass; 'autoregressive' reads each prefix by
+                itself where the model is not causal.
+
+        Raises:
+            ValueError: If these are no ids, they do not fit the model's positions, or the model
+                reads sentences or questions, which have no logits at each token of a row.
+        """
+        _check_choice("mode", mode, Mode)
+        return token_logits(
+            self.model,
+            self.tokenizer,
+            checked_ids(self.model, ids),
+            from_prefixes=mode == "autoregressive" and not self.model.causal,
+            precision=self.precision,
+        )
+
+    def _reader(self, *texts: str) -> Reader:
+        for text in texts:
+            check_utf8(text, f"text {text!a}")
+            if not text:
+                raise ValueError("text ('') is empty; give at least one token")
         return reader_of(self.model, self.tokenizer, documents=True)
 
     # ---- thinking

@@ -79,11 +79,12 @@ def _run(argv: Sequence[str]) -> None:
     command, settings = parse(argv)
     from lightning.pytorch.utilities import rank_zero_only  # the command has imported both
 
-    from lightning_models.runtime import choose_kernels
+    from lightning_models.runtime import choose_kernels, note_busy_cores
 
     # whatever RANK or SLURM_PROCID say
     rank_zero_only.rank = 0  # type: ignore[attr-defined]
     if "cudnn_attention" in settings:  # commands that run models
+        note_busy_cores()
         choose_kernels(cudnn_attention=settings.cudnn_attention)
     importlib.import_module(f"evaluation.{COMMANDS[command][0]}").run(settings)
 

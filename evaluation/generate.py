@@ -70,13 +70,24 @@ def continue_prompts(
     max_new_tokens: int,
     sampling: SamplingConfig,
     precision: Precision = "32",
+    streams: Sequence[int] | None = None,
+    stop: Sequence[str] = (),
 ) -> Iterator[tuple[str, str]]:
     """Yields each prompt with its continuation, in order.
 
-    A continuation depends on the prompt, its number and the seed only.
+    A continuation depends on the prompt, its stream and the seed only.
 
-    A prompt that is empty starts a document.
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        prompts: Texts; an empty one starts a document.
+        max_new_tokens: Longest continuation, in tokens.
+        sampling: How tokens are chosen.
+        precision: Precision of the matrix products.
+        streams: Numbers of the prompts' random streams, by default 0, 1, 2 and so on.
+        stop: Texts that end a continuation, which is cut before the first one.
     """
+    streams = range(len(prompts)) if streams is None else streams
     starts = range(0, len(prompts), GROUP)
     hidden = None if len(starts) > 1 else True  # None: hidden where stderr is not a terminal
     for start in tqdm(starts, desc="generating", unit=" groups", disable=hidden):
@@ -86,7 +97,8 @@ def continue_prompts(
                 group,
                 tokenizer=tokenizer,
                 max_new_tokens=max_new_tokens,
-                first_row=start,
+                streams=streams[start : start + GROUP],
+                stop=stop,
                 **dataclasses.asdict(sampling),
             )
         yield from zip(group, texts, strict=True)

@@ -152,7 +152,7 @@ def import_checkpoint(
     written next to the checkpoint, as NAME.tokenizer.json.
 
     Args:
-        source: Hub name or folder of a GPT-2, LLaMA, Qwen2 or GPT-NeoX model.
+        source: Hub name or folder of a GPT-2, LLaMA, Qwen2, Qwen3 or GPT-NeoX model.
         target: Path of the checkpoint, which is replaced if it exists.
         tokenizer: Name as in the data's option ``tokenizer``, by default the model's tokenizer.
         method: Method that the weights were trained with.
@@ -289,7 +289,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--hf",
         type=str,
         required=True,
-        help="Hub name or folder of a model of transformers: GPT-2, LLaMA, Qwen2 or GPT-NeoX.",
+        help="Hub name or folder of a model of transformers: GPT-2, LLaMA, Qwen2, Qwen3 or "
+        "GPT-NeoX.",
     )
     parser.add_argument(
         "--method",

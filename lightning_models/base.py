@@ -8,7 +8,7 @@ and optimiser are here; checkpoints and text generation are mixed in.
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast, get_type_hints
 
 import lightning as L
@@ -43,6 +43,30 @@ OTHER_SHARDING = ("FSDPStrategy", "DeepSpeedStrategy")
 
 class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     """A language model that any method of this project derives from.
+
+    ``Trainer.fit`` takes a data module of ``datamodules`` or any DataLoader. Batches are dicts; a
+    model that reads windows (all but Thought Gestalt and the models that answer questions) has:
+
+    - ``tokens``: int64 (B, T), read from left to right, without padding or padded on the right.
+    - ``targets``: int64 (B, T), the next token of each, -100 where nothing is predicted.
+    - ``mask``: bool (B, T), optional: whether a token is no padding.
+    - ``num_bytes``: int64 (B,), optional: UTF-8 bytes of each row's targets, for bits per byte.
+
+    ``transformers`` has ``input_ids`` and ``labels``, which are not shifted: of ids (B, T + 1) the
+    tokens are ``ids[:, :-1]`` and the targets ``ids[:, 1:]``.
+
+    ```python
+    import lightning
+    import torch
+    from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
+
+    ids = torch.randint(0, 320, (64, 17))  # (rows, T + 1), from a tokenizer
+    rows = [{"tokens": row[:-1], "targets": row[1:]} for row in ids]
+    config = TransformerConfig(vocab_size=320, block_size=16, num_layers=2, dim=32, num_heads=2)
+    model = TransformerLM(config, OptimizerConfig(lr=1e-3))
+    trainer = lightning.Trainer(max_steps=8, accelerator="cpu", logger=False)
+    trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=8))
+    ```
 
     Args:
         config: the method's configuration dataclass.
@@ -291,6 +315,27 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self.check_data(getattr(self.trainer, "datamodule", None))
 
     # ---- steps
+
+    def _check_batch(self, batch: Any) -> None:
+        """Raises a ValueError that names what a batch of somebody else's DataLoader lacks."""
+        is_dict = isinstance(batch, Mapping)
+        if self.reads == "windows" and not (is_dict and "tokens" in batch):
+            keys = ", ".join(map(str, batch)) if is_dict else type(batch).__name__
+            raise ValueError(
+                f"batch ({keys}): {type(self).__name__} reads dicts with tokens and targets, int64 "
+                "(B, T); of input_ids and labels (B, T + 1) make tokens = input_ids[:, :-1] and "
+                "targets = labels[:, 1:]"
+            )
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._check_batch(batch)
+
+    def on_validation_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._check_batch(batch)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if self._sharded is not None:

@@ -31,7 +31,8 @@ def attention_flops(config: DecoderConfig, context: int) -> float:
     The mean over the positions of a sequence of ``context`` tokens: a causal query sees half of
     them, a windowed one at most ``window``.
     """
-    return config.num_layers * 4.0 * config.dim * mean_keys(context, config.window)
+    channels = config.num_heads * config.head_dim
+    return config.num_layers * 4.0 * channels * mean_keys(context, config.window)
 
 
 def head_flops(config: DecoderConfig) -> float:

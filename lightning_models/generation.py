@@ -281,6 +281,39 @@ def written_text(tokenizer: Any, ids: Sequence[int], *, begins: bool = False) ->
     return text
 
 
+_LOOK_BACK = 16
+"""Tokens decoded together to look for a stop text; more where one has more characters."""
+
+
+def stops_at(
+    tokenizer: Any, stops: Sequence[Sequence[str]], begins: Sequence[bool]
+) -> Callable[[int, Sequence[int]], bool]:
+    """Returns the ``ended`` of ``generate_steps`` for rows that end at texts.
+
+    Args:
+        tokenizer: The data's tokenizer.
+        stops: Texts that end each row, none of them empty.
+        begins: Whether each row begins a document, see ``written_text``.
+    """
+
+    def ended(row: int, ids: Sequence[int]) -> bool:
+        """Whether the latest token has completed a stop text (of bytes one character each)."""
+        if not stops[row]:
+            return False
+        longest = max(len(stop.encode()) for stop in stops[row])
+        latest = ids[-max(_LOOK_BACK, longest) :]
+        whole = begins[row] and len(latest) == len(ids)
+        text = written_text(tokenizer, latest, begins=whole)
+        return any(stop in text for stop in stops[row])
+
+    return ended
+
+
+def cut_before(text: str, stops: Sequence[str]) -> str:
+    """Returns the text before the first stop text."""
+    return text[: min([text.find(stop) for stop in stops if stop in text], default=None)]
+
+
 class ContinuesText:
     """Mixed into ``LanguageModel``: writes with the model's ``init_cache`` and ``decode_step``."""
 
@@ -291,6 +324,8 @@ class ContinuesText:
         tokenizer: Any,
         max_new_tokens: int,
         first_row: int = 0,
+        streams: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
         **sampling: Any,
     ) -> list[str]:
         """Returns a continuation of each prompt (an empty prompt starts a document).
@@ -303,17 +338,23 @@ class ContinuesText:
             max_new_tokens: upper bound on each continuation, in tokens.
             first_row: number of the first prompt's random stream, where prompts come in several
                 calls.
+            streams: as ``generate_steps`` has it.
+            stop: Texts that end a continuation, which is cut before the first one.
             **sampling: fields of ``SamplingConfig``: temperature, top_k, top_p, seed.
         """
+        begins = [not prompt for prompt in prompts]
         rows = self.generate_ids(
             [tokenizer.prompt_ids(prompt) for prompt in prompts],
             tokenizer=tokenizer,
             max_new_tokens=max_new_tokens,
             first_row=first_row,
+            streams=streams,
+            ended=stops_at(tokenizer, [stop] * len(prompts), begins) if stop else None,
             **sampling,
         )
-        pairs = zip(prompts, rows, strict=True)
-        return [written_text(tokenizer, row, begins=not prompt) for prompt, row in pairs]
+        pairs = zip(begins, rows, strict=True)
+        texts = [written_text(tokenizer, row, begins=first) for first, row in pairs]
+        return [cut_before(text, stop) for text in texts]
 
     def generate_ids(
         self,
@@ -323,6 +364,7 @@ class ContinuesText:
         max_new_tokens: int,
         first_row: int = 0,
         streams: Sequence[int] | None = None,
+        ended: Callable[[int, Sequence[int]], bool] | None = None,
         **sampling: Any,
     ) -> list[list[int]]:
         """Returns the new token ids of each prompt, a stop token included where one was reached.
@@ -336,6 +378,7 @@ class ContinuesText:
             max_new_tokens: as ``generate_text`` has it.
             first_row: as ``generate_text`` has it.
             streams: as ``generate_steps`` has it.
+            ended: as ``generate_steps`` has it.
             **sampling: as ``generate_text`` has it.
 
         Raises:
@@ -358,4 +401,5 @@ class ContinuesText:
                 device=model.device,
                 first_row=first_row,
                 streams=streams,
+                ended=ended,
             )

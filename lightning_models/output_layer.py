@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_models.layers import segment_logsumexp
+from lightning_models.layers import record, segment_logsumexp, wants
 
 IGNORE_INDEX = -100
 """Target value where nothing is predicted."""
@@ -325,6 +325,9 @@ def token_scores(
 ) -> TargetScores:
     """Scores targets under logits ``h weight^T``, from one product of the states that have one.
 
+    Records ``logits``: ``logits`` (n, V) of the next targets in order, to be copied: they are
+    changed.
+
     Args:
         h: Normed states (..., D).
         weight: Output matrix (V, D).
@@ -342,6 +345,7 @@ def token_scores(
         chunk = logits(states[rows], matrix)  # (n, V)
         if is_greedy is not None:
             is_greedy[rows] = chunk[:, :vocab_size].argmax(dim=-1) == index[rows]
+        record("logits", logits=chunk)  # before the softmax takes their place
         found[rows] = -_softmax(chunk, index[rows])[2]
         del chunk  # before the next chunk's logits are there
     log_prob = _spread(found, places, targets.shape)
@@ -361,7 +365,8 @@ def mixture_scores(
     """Scores targets (tokens,) under mixtures of several states' distributions.
 
     The mixture is the one of ``linear_mixture_cross_entropy``, whose arguments these are. Only
-    states of tokens that have a target are multiplied.
+    states of tokens that have a target are multiplied. Records ``logits``, see ``token_scores``:
+    the logarithms of the mixed distributions.
 
     Args:
         h: Normed states (N, D), the states of one token next to each other.
@@ -387,6 +392,15 @@ def mixture_scores(
             mixed = weights.new_zeros(len(tokens), weights.shape[1]).index_add_(0, inner, weights)
             greedy[tokens] = mixed[:, :vocab_size].argmax(dim=-1) == targets[tokens]
         del weights  # before the next chunk's logits are there
+    if wants("logits"):
+        log_shares = scores - prior[place]
+        for rows, whole in _state_chunks(place, whole_tokens=True):
+            assert whole is not None
+            each = logits(states[rows], matrix).log_softmax(dim=-1) + log_shares[rows, None]
+            tokens, inner = whole  # (n,), and the index in it of each state's token
+            each = each.t()  # (V, states)
+            mixed = segment_logsumexp(each, inner.expand_as(each), len(tokens))  # (V, n)
+            record("logits", logits=mixed.t())
     log_prob = segment_logsumexp(scores + own, place, number) - prior
     return TargetScores(torch.where(targets == IGNORE_INDEX, 0.0, log_prob), greedy)
 

@@ -4,6 +4,9 @@ A generator's stream depends on what it is for, not on what was drawn before.
 """
 
 import contextlib
+import functools
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MethodType
@@ -45,6 +48,27 @@ def choose_kernels(
     torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
     if matmul_precision is not None:
         torch.set_float32_matmul_precision(matmul_precision)
+
+
+@functools.cache
+def note_busy_cores() -> None:
+    """Says on stderr, once, what to set where more programs run than there are cores.
+
+    Threads of PyTorch wait for each other at every operation; where other programs hold the cores,
+    each of these waits lasts a time slice.
+    """
+    threads = torch.get_num_threads()
+    if threads < 2 or not hasattr(os, "getloadavg"):
+        return
+    with contextlib.suppress(OSError):  # not known
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if load > cores:
+            print(
+                f"note: other programs keep the {cores} cores busy (load average {load:.1f}), and "
+                f"{threads} threads of PyTorch that wait for each other can take 20 times as long "
+                "as one; set OMP_NUM_THREADS=1 in front of the command",
+                file=sys.stderr,
+            )
 
 
 def on_device(

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import math
 import os
 import sys
 
@@ -166,14 +167,17 @@ def exact_tables(monkeypatch):
     """Rotary tables in float64, which are float32 otherwise, for comparisons with references."""
     from lightning_models.latent_thought import network as latent_thought
     from lightning_models.layers import Rope
+    from lightning_models.layers.blocks import stretched
     from lightning_models.ponderlm.baselines import shared
     from lightning_models.thoughtbubbles import network as thoughtbubbles
     from lightning_models.transformer import network as transformer
 
-    def rope_tables(positions, head_dim, base=10000.0):
+    def rope_tables(positions, head_dim, base=10000.0, scaling=None):
         """``layers.rope_tables`` in float64."""
         exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-        angles = positions.double()[..., None] * base**-exponent
+        frequencies = base**-exponent
+        frequencies = frequencies if scaling is None else stretched(frequencies, *scaling)
+        angles = positions.double()[..., None] * frequencies
         angles = torch.cat((angles, angles), dim=-1).reshape(-1, 1, positions.shape[-1], head_dim)
         return Rope(angles.cos(), angles.sin())
 
@@ -187,14 +191,30 @@ def in_float64(exact_tables, monkeypatch):
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
     from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+    def by_wavelength(rope, frequency):
+        """A frequency of LLaMA 3.1, as its paper's code has it: three cases of wavelengths."""
+        wavelength, old = 2 * math.pi / frequency, rope["original_max_position_embeddings"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        if wavelength > old / low:
+            return frequency / rope["factor"]
+        if wavelength < old / high:
+            return frequency
+        smooth = (old / wavelength - low) / (high - low)
+        return (1 - smooth) * frequency / rope["factor"] + smooth * frequency
 
     def forward(self, x, position_ids):
         rope = self.config.rope_parameters
-        heads = self.config.hidden_size // self.config.num_attention_heads
+        heads = getattr(self.config, "head_dim", None)
+        heads = heads or self.config.hidden_size // self.config.num_attention_heads
         width = int(heads * rope.get("partial_rotary_factor", 1.0))
-        angles = position_ids[..., None].double() * rope["rope_theta"] ** -(
-            torch.arange(0, width, 2).double() / width
-        )
+        frequencies = rope["rope_theta"] ** -(torch.arange(0, width, 2).double() / width)
+        if rope["rope_type"] == "llama3":
+            frequencies = frequencies.new_tensor(
+                [by_wavelength(rope, frequency) for frequency in frequencies.tolist()]
+            )
+        angles = position_ids[..., None].double() * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
 
@@ -203,9 +223,14 @@ def in_float64(exact_tables, monkeypatch):
             x, self.weight.shape, self.weight, self.variance_epsilon
         )
 
-    for kind in (LlamaRMSNorm, Qwen2RMSNorm):
+    for kind in (LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm):
         monkeypatch.setattr(kind, "forward", norm)
-    for kind in (GPTNeoXRotaryEmbedding, LlamaRotaryEmbedding, Qwen2RotaryEmbedding):
+    for kind in (
+        GPTNeoXRotaryEmbedding,
+        LlamaRotaryEmbedding,
+        Qwen2RotaryEmbedding,
+        Qwen3RotaryEmbedding,
+    ):
         monkeypatch.setattr(kind, "forward", forward)
 
 

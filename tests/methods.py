@@ -120,7 +120,8 @@ class Method:
 
 
 LLAMA = {"norm": "rms", "activation": "swiglu", "positions": "rope", "bias": False}
-LLAMA3 = LLAMA | {"num_kv_heads": 2}
+LLAMA3 = LLAMA | {"num_kv_heads": 2, "rope_scaling": (8.0, 1.0, 4.0, 16.0)}
+LLAMA3 |= {"qk_norm": True, "head_size": 12}  # as Qwen3's
 PYTHIA = {"positions": "rope", "rope_fraction": 0.5, "parallel_residual": True}
 FORKS = {"num_layers": 3, "fork_layers": (1, 2), "kappa": "2L"}
 BY_THRESHOLD = {"allocation": "threshold"}

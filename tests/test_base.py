@@ -47,6 +47,21 @@ def build(kind=Penalised, **changes):
     return model
 
 
+OTHERS = {
+    "of transformers": {"input_ids": torch.ones(4, 9).long(), "labels": torch.ones(4, 9).long()},
+    "pairs": [torch.ones(4, 9).long(), torch.ones(4, 9).long()],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("verb", ["fit", "validate"])
+def test_batches_of_other_keys_are_refused_with_the_cure(name, verb, tmp_path):
+    run = getattr(quiet_trainer(tmp_path, max_steps=1), verb)
+    names = "input_ids, labels" if name == "of transformers" else "list"
+    with pytest.raises(ValueError, match=rf"batch \({names}\).*tokens = input_ids\[:, :-1\]"):
+        run(build(TransformerLM), torch.utils.data.DataLoader([OTHERS[name]], batch_size=None))
+
+
 def penalty_gradients(data, tmp_path, steps, **options):
     """Gradient of the penalty alone in each step: the difference that its share makes."""
     runs = []

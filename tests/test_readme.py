@@ -1,5 +1,6 @@
 """Every command of the README and of the pages that continue it works, shortened, in a folder."""
 
+import inspect
 import json
 import random
 import re
@@ -11,17 +12,21 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+import torch
 from task_data import write_folder
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from datamodules.tokenizers import train_bpe
+from evaluation.api import LoadedModel
 from evaluation.cli import COMMANDS as VERBS
 from evaluation.cli import main as evaluate
+from lightning_models import LanguageModel, load
 from tests.programs import ROOT
 from training import LatentCLI
 from training import main as train
 
 README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(r"```python\n(.*?)```", re.S)
 PAGES = ("training", "evaluation", "studies")
 TEXT = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)])
 SHELL = "\n".join(re.findall(r"```bash\n(.*?)```", TEXT, re.S)).replace("\\\n", " ")
@@ -146,14 +151,37 @@ def check_fit(command, words, capsys):
         assert train(["fit", *words, *SHORT, *small, *(FEW if "parity" in command else [])]) == 0
 
 
-def test_the_python_of_the_readme(folder, monkeypatch, capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/api/index.md"])
+def test_the_python_of_a_page(page, folder, monkeypatch, capsys):
+    (block,) = BLOCK.findall((ROOT / page).read_text())
     monkeypatch.chdir(folder)
     train_runs(["runs/demo/thoughtbubbles"])
+    (folder / "thoughts.png").unlink(missing_ok=True)
     capsys.readouterr()
-    exec(compile(block, "README.md", "exec"), {})
+    exec(compile(block, page, "exec"), {})
     assert "noncausal" in capsys.readouterr().out
     assert (folder / "thoughts.png").stat().st_size > 0
+
+
+EXAMPLES = {
+    f"{owner.__qualname__} {number}": inspect.cleandoc(block)
+    for owner in (LanguageModel, LoadedModel, *vars(LoadedModel).values())
+    for number, block in enumerate(BLOCK.findall(inspect.getdoc(owner) or ""))
+}
+"""Python in docstrings of the main classes, which the reference shows."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_python_of_a_docstring(name, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    train_runs(["runs/demo/thoughtbubbles"])
+    names = {"lm": load("runs/demo/thoughtbubbles"), "torch": torch}
+    exec(compile(EXAMPLES[name], name, "exec"), names)
+
+
+def test_the_main_api_has_examples():
+    owners = {name.split(" ")[0].removeprefix("LoadedModel.") for name in EXAMPLES}
+    assert owners >= {"LanguageModel", "generate", "score", "__call__"}
 
 
 def test_verbs_pictures_and_paths_of_the_readme_are_there():

@@ -41,6 +41,14 @@ TRANSFORMER = [
     *each("num_kv_heads", 3, 0),
     *each("rope_fraction", 0.0),
     {"rope_fraction": 0.5, "positions": "rope"},
+    *each("head_size", 0, 1.5),
+    {"head_size": 5, "positions": "rope"},
+    *each("qk_norm", 1),
+    *each("rope_scaling", (8.0, 1.0, 4.0, 16.0)),  # positions are learned
+    *(
+        {"rope_scaling": scaling, "positions": "rope"}
+        for scaling in ((8.0, 1.0, 4.0), (8.0, 4.0, 1.0, 16.0), (0.0, 1.0, 4.0, 16.0))
+    ),
 ]
 LATENT_THOUGHT = [
     *each("positions", "learned"),

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from callbacks import (
     KeepOptimizerSettings,
@@ -29,7 +29,7 @@ from lightning_models.atomic_files import check_folder
 from lightning_models.checkpoint import has_log
 from lightning_models.recipe import build, split_names
 from lightning_models.recipe_options import lay_over
-from lightning_models.runtime import choose_kernels
+from lightning_models.runtime import choose_kernels, note_busy_cores
 from training.arguments import LINKED_KEYS, OPTIMIZER_PREFIX, as_table, check_linked
 from training.errors import UserError, explain, was_restoring
 from training.loggers import RunPlace, build_loggers, purge_step
@@ -71,6 +71,7 @@ class LatentCLI(CheckpointParsing):
             super().__init__(args, run)
 
     def instantiate_classes(self) -> None:
+        rank_zero_only(note_busy_cores)()
         choose_kernels(
             self._get(self.config, "matmul_precision"),
             cudnn_attention=self._get(self.config, "cudnn_attention"),

@@ -35,21 +35,6 @@ _IDENTITY = "identity"
 
 
 @contextlib.contextmanager
-def installed_evaluate() -> Iterator[None]:
-    """Temporarily lets ``import evaluate`` find the package, not the script of that name.
-
-    ``python evaluate.py`` puts the project's folder first on ``sys.path``; metrics of the harness
-    import the package by name.
-    """
-    path = list(sys.path)
-    sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == PROJECT)  # last; else as it was
-    try:
-        yield
-    finally:
-        sys.path[:] = path
-
-
-@contextlib.contextmanager
 def quiet(*, silent: bool = False) -> Iterator[None]:
     """Temporarily lets the harness and the hub's client report errors only, in this process.
 
@@ -94,7 +79,7 @@ def load_tasks(
         raise ValueError(f"include_path ({include_path}) is no folder; name one of task files")
     folders = [OWN_TASKS, *([] if include_path is None else [Path(include_path)])]
     found: dict[str, Any] = {"tasks": {}, "groups": {}}
-    with quiet(), installed_evaluate():
+    with quiet():
         manager = _manager(names, folders)
         for name in names:
             if name not in manager.task_index:
@@ -198,7 +183,7 @@ def score_tasks(
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     answering: Any = lm if cache is None else open_cache(lm, cache, identity)
     try:
-        with quiet(silent=silent), installed_evaluate():
+        with quiet(silent=silent):
             results: Any = evaluate(
                 lm=answering,
                 task_dict=tasks,

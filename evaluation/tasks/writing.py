@@ -12,14 +12,18 @@ from evaluation.cost import GeneratedSteps
 from evaluation.generate import left_for_prompt
 from evaluation.tasks.readers import Reader
 from lightning_models import LanguageModel
-from lightning_models.generation import SamplingConfig, generate, written_text
+from lightning_models.generation import (
+    SamplingConfig,
+    cut_before,
+    generate,
+    stops_at,
+    written_text,
+)
 from lightning_models.layers import recording
 
 _KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 _OWN = {"document_start", "streams"}
 """Options of this project's: see docs/tasks.md."""
-_LOOK_BACK = 16
-"""Tokens decoded together to look for a stop text; more where one has more characters."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +128,6 @@ def write(
     start = tuple(tokenizer.prompt_ids(""))
     begins = [request.prompt == start for request in requests]
 
-    def ended(row: int, ids: Sequence[int]) -> bool:
-        """Whether the latest token has completed a stop text (of bytes one character each)."""
-        stops = requests[row].until
-        longest = max((len(stop.encode()) for stop in stops), default=0)
-        latest = ids[-max(_LOOK_BACK, longest) :]
-        whole = begins[row] and len(latest) == len(ids)
-        text = written_text(tokenizer, latest, begins=whole) if stops else ""
-        return any(stop in text for stop in stops)
-
     taken = GeneratedSteps()
     with recording(generated_steps=taken.count):
         rows = generate(
@@ -144,16 +139,11 @@ def write(
             vocab_size=tokenizer.vocab_size,
             device=model.device,
             streams=[request.stream for request in requests],
-            ended=ended,
+            ended=stops_at(tokenizer, [request.until for request in requests], begins),
         )
     texts = [
-        _cut(written_text(tokenizer, row, begins=first), request.until)
+        cut_before(written_text(tokenizer, row, begins=first), request.until)
         for row, first, request in zip(rows, begins, requests, strict=True)
     ]
     tokens = sum(map(len, rows))
     return Continuations(texts, tokens, None if taken.mean is None else taken.mean * tokens)
-
-
-def _cut(text: str, until: Sequence[str]) -> str:
-    """Returns the text before the first stop text."""
-    return text[: min([text.find(stop) for stop in until if stop in text], default=None)]

@@ -57,6 +57,18 @@ def suggest_path(path: Path) -> str:
     return f"; did you mean {' or '.join(map(str, near[:3]))}?" if near else ""
 
 
+def _suggest_import(path: Path) -> str:
+    """Returns what to do where a path may be the hub name of a model, as gpt2 or owner/name."""
+    if path.suffix == ".ckpt" or len(path.parts) > 2 or path.is_absolute():
+        return ""
+    if path.parent != Path() and path.parent.exists():
+        return ""
+    return (
+        f"; to load the model of transformers with that name, import it: python evaluate.py import "
+        f"--hf {path} --output {path.name}.ckpt"
+    )
+
+
 def _near(path: Path) -> list[Path]:
     """Returns a path that exists, else those whose parts are spelt like its parts."""
     if path.exists() or path == path.parent:
@@ -96,12 +108,24 @@ def read_checkpoint(
             f"{path} is a model of transformers; make a checkpoint of it with evaluate.py import "
             f"--hf {path} --output FILE.ckpt"
         )
+    if path.suffix in (".yaml", ".yml") and not path.is_dir():
+        raise CheckpointError(
+            f"{path} is a config, which has no weights; train it (python train.py fit -c {path}), "
+            "then name the folder of the run"
+        )
     if path.is_dir() and not is_model_folder(path):
         checkpoint = _of_run([path], which, "which=best", verifies)
-        started_runs([path])  # names the starts that it has passed over
+        runs = started_runs([path])  # names the starts that it has passed over
+        if len(runs) > 1:
+            warnings.warn(
+                f"{path} has {len(runs)} runs, and the newest is taken: {checkpoint.path}; name "
+                "the folder of one run to choose",
+                stacklevel=2,
+            )
         return replace(checkpoint, which=which)
     if not path.exists():
-        raise CheckpointError(f"there is no checkpoint at {path}{suggest_path(path)}")
+        hint = suggest_path(path) or _suggest_import(path)
+        raise CheckpointError(f"there is no checkpoint at {path}{hint}")
     if which == "best":
         raise CheckpointError(
             f"which=best chooses among the checkpoints of a run, and {path} is one "
@@ -181,8 +205,9 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
     hint = "" if missing is None else suggest_path(missing)
     reason = f" ({damaged[0]})" if damaged else ""
     raise CheckpointError(
-        f"there is no whole checkpoint below {places}{reason}; give the folder of the run or the "
-        f"path of a checkpoint, or leave it out to start again{hint}"
+        f"there is no whole checkpoint below {places}{reason}; give the folder of a run that has "
+        "saved one, or the path of a checkpoint, or train one first (python train.py fit -c "
+        f"CONFIG){hint}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -70,21 +71,51 @@ class Rope(NamedTuple):
     sin: Tensor
 
 
-def rope_tables(positions: Tensor, rotary_dim: int, base: float = 10000.0) -> Rope:
+def rope_tables(
+    positions: Tensor,
+    rotary_dim: int,
+    base: float = 10000.0,
+    scaling: Sequence[float] | None = None,
+) -> Rope:
     """Returns the rotation tables for ``positions``.
 
     Args:
         positions: (T,) or (B, T), integer or float: position of each token in tokens.
         rotary_dim: R, channels of a head that are rotated, even.
         base: the longest wavelength is about ``2 pi base`` tokens.
+        scaling: The numbers of ``stretched``, by default none.
     """
     pairs = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32)
-    angles = positions.to(torch.float32)[..., None] * base ** -(pairs / rotary_dim)  # (B?, T, R/2)
+    frequencies = base ** -(pairs / rotary_dim)  # (R/2,), radians a token
+    if scaling is not None:
+        frequencies = stretched(frequencies, *scaling)
+    angles = positions.to(torch.float32)[..., None] * frequencies  # (B?, T, R/2)
     angles = torch.cat((angles, angles), dim=-1)
     if angles.dim() == 2:
         angles = angles[None]
     angles = angles[:, None]  # (B or 1, 1, T, R)
     return Rope(angles.cos(), angles.sin())
+
+
+def stretched(
+    frequencies: Tensor, factor: float, low: float, high: float, context: float
+) -> Tensor:
+    """Returns rotary frequencies for longer contexts than in training, as LLaMA 3.1 has them.
+
+    A frequency that turns less than ``low`` times within the earlier context is divided by the
+    factor, one that turns more than ``high`` times stays, and between them the two are mixed in
+    proportion.
+
+    Args:
+        frequencies: Radians a token (R/2,).
+        factor: How many times longer the context becomes (LLaMA 3.1: 8).
+        low: Turns below which a frequency is divided by all of the factor (1).
+        high: Turns above which it stays (4).
+        context: Tokens of the earlier training (8192).
+    """
+    turns = context * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)  # (R/2,), share of the unchanged frequency
+    return frequencies * (kept + (1 - kept) / factor)
 
 
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
@@ -133,20 +164,27 @@ class SelfAttention(nn.Module):
         self.backend = config.attention_backend
         self.query_scale = 1.0
         """Factor on queries, in addition to 1/sqrt(C)."""
+        asking = config.num_heads * config.head_dim  # D, unless heads have a width of their own
         shared = config.key_value_heads * config.head_dim
-        self.widths = (config.dim, shared, shared)
+        self.widths = (asking, shared, shared)
         """Rows of queries, keys and values in their matrix."""
         self.qkv = nn.Linear(config.dim, sum(self.widths), bias=config.projection_bias)
-        self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
+        self.out = OutputProjection(asking, config.dim, bias=config.bias)
+        self.q_norm = self.k_norm = None
+        if config.norms_queries:
+            self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def project(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries (B, H, T, C), keys and values (B, G, T, C) of ``x`` (B, T, D).
 
-        Queries and keys are rotated by ``rope``.
+        Queries and keys are normed, where the config says so, and rotated by ``rope``.
         """
         head_dim = self.widths[0] // self.num_heads
         parts = self.qkv(x).split(self.widths, dim=-1)
         q, k, v = (split_heads(part, part.shape[-1] // head_dim) for part in parts)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
         return (q if self.query_scale == 1.0 else q * self.query_scale), k, v

@@ -138,6 +138,16 @@ class DecoderConfig(SequenceConfig):
         return self.head_dim
 
     @property
+    def rotary_scaling(self) -> tuple[float, ...] | None:
+        """Numbers of ``blocks.stretched`` for rotary frequencies; None leaves them unchanged."""
+        return None
+
+    @property
+    def norms_queries(self) -> bool:
+        """Whether an RMSNorm over the channels of each head reads queries and keys."""
+        return False
+
+    @property
     def projection_bias(self) -> bool:
         """Whether queries, keys and values have biases."""
         return self.bias

@@ -187,7 +187,11 @@ GPT2 = HubFamily(
     transposed=True,
 )
 
-# ---- LLaMA and Qwen2
+# ---- LLaMA and Qwen
+
+_TITLES = {"llama": "LLaMA", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+"""Names there of the numbers of ``rope_scaling``."""
 
 
 def _rope(config: Any) -> Options:
@@ -198,22 +202,24 @@ def _rope(config: Any) -> Options:
 
 
 def _from_llama(config: Any) -> Options:
-    rope, name = _rope(config), "LLaMA" if config.model_type == "llama" else "Qwen2"
+    rope, name = _rope(config), _TITLES[config.model_type]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kind = rope.get("rope_type", "default")
     refuse(
         name,
         {
             f"hidden_act={config.hidden_act}": config.hidden_act != "silu",
-            f"rope_type={rope.get('rope_type')}": rope.get("rope_type", "default") != "default",
-            f"head_dim={head_dim}": head_dim * config.num_attention_heads != config.hidden_size,
+            f"rope_type={kind}": kind not in ("default", "llama3"),
             "attention_bias != mlp_bias": getattr(config, "attention_bias", False)
             != getattr(config, "mlp_bias", False),
         },
     )
+    usual = head_dim * config.num_attention_heads == config.hidden_size
     return {
         "block_size": config.max_position_embeddings,
         "num_layers": config.num_hidden_layers,
         "num_heads": config.num_attention_heads,
+        "head_size": None if usual else head_dim,
         "num_kv_heads": config.num_key_value_heads,
         "dim": config.hidden_size,
         "ffn_dim": config.intermediate_size,
@@ -223,14 +229,30 @@ def _from_llama(config: Any) -> Options:
         "bias": getattr(config, "mlp_bias", False),
         "positions": "rope",
         "rope_base": rope["rope_theta"],
+        "rope_scaling": tuple(rope[key] for key in _SCALING) if kind == "llama3" else None,
     }
 
 
-def _from_qwen2(config: Any) -> Options:
+def _from_qwen(config: Any) -> Options:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    refuse("Qwen2", {"layers with and without a window": len(kinds) > 1})
+    name = _TITLES[config.model_type]
+    refuse(name, {"layers with and without a window": len(kinds) > 1})
     window = config.sliding_window if kinds == {"sliding_attention"} else None
-    return {**_from_llama(config), "qkv_bias": True, "window": window}
+    return {**_from_llama(config), "window": window}
+
+
+def _from_qwen2(config: Any) -> Options:
+    return {**_from_qwen(config), "qkv_bias": True}
+
+
+def _from_qwen3(config: Any) -> Options:
+    return {**_from_qwen(config), "qk_norm": True}
+
+
+def _their_scaling(config: TransformerConfig) -> Options:
+    if config.rope_scaling is None:
+        return {"rope_type": "default"}
+    return {"rope_type": "llama3", **dict(zip(_SCALING, config.rope_scaling, strict=True))}
 
 
 def _to_llama(config: TransformerConfig) -> Options:
@@ -242,14 +264,15 @@ def _to_llama(config: TransformerConfig) -> Options:
         "hidden_size": config.dim,
         "intermediate_size": config.hidden_dim,
         "rms_norm_eps": config.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "rope_parameters": {"rope_theta": config.rope_base, **_their_scaling(config)},
+        "head_dim": config.head_dim,
         "attention_dropout": config.attention_dropout,
         "attention_bias": config.bias,
         "mlp_bias": config.bias,
     }
 
 
-def _to_qwen2(config: TransformerConfig) -> Options:
+def _to_qwen(config: TransformerConfig) -> Options:
     options = _to_llama(config)
     del options["attention_bias"], options["mlp_bias"]
     if config.window is None:
@@ -275,7 +298,10 @@ _LLAMA_NAMES: dict[str, Any] = {
     },
 }
 LLAMA = HubFamily("llama", _from_llama, _to_llama, **_LLAMA_NAMES)
-QWEN2 = HubFamily("qwen2", _from_qwen2, _to_qwen2, **_LLAMA_NAMES)
+QWEN2 = HubFamily("qwen2", _from_qwen2, _to_qwen, **_LLAMA_NAMES)
+_QWEN3_NORMS = {f"attention.{part}_norm": (f"self_attn.{part}_norm",) for part in "qk"}
+_QWEN3_NAMES = {"block_modules": {**_LLAMA_NAMES["block_modules"], **_QWEN3_NORMS}}
+QWEN3 = HubFamily("qwen3", _from_qwen3, _to_qwen, **{**_LLAMA_NAMES, **_QWEN3_NAMES})
 
 # ---- GPT-NeoX (Pythia)
 
@@ -348,7 +374,7 @@ GPT_NEOX = HubFamily(
     qkv_by_head=True,
 )
 
-FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, GPT_NEOX)}
+FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, QWEN3, GPT_NEOX)}
 
 
 def family_of(config: TransformerConfig) -> HubFamily:
@@ -362,17 +388,25 @@ def family_of(config: TransformerConfig) -> HubFamily:
     missing = {
         "tied head under init=ponderlm": config.tie_head and embedding_scale(config) != 1,
     }
+    of_llama = {
+        "head_size": config.head_size is not None,
+        "qk_norm": config.qk_norm,
+        "rope_scaling": config.rope_scaling is not None,
+    }
     family = None
     if style == ("learned", "layer", False):
         family = GPT2
-        missing |= {"window": config.window is not None, "num_kv_heads": shared}
+        missing |= {"window": config.window is not None, "num_kv_heads": shared, **of_llama}
         missing |= {"parallel_residual": config.parallel_residual}
     elif style == ("rope", "layer", False):
         family = GPT_NEOX
-        missing |= {"window": config.window is not None, "num_kv_heads": shared}
+        missing |= {"window": config.window is not None, "num_kv_heads": shared, **of_llama}
     elif style == ("rope", "rms", True):
         plain = config.window is None and config.projection_bias == config.bias
         family = LLAMA if plain else QWEN2
+        if config.qk_norm:
+            family = QWEN3
+            missing |= {"qk_norm next to biases": config.bias or config.projection_bias}
         missing |= {"rope_fraction": config.rope_fraction != 1}
         missing |= {"parallel_residual": config.parallel_residual}
         missing |= {"window or qkv_bias next to bias": not plain and config.bias}

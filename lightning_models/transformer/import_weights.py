@@ -14,8 +14,8 @@ def import_transformers(source: Any, **changes: Any) -> TransformerLM:
     """Returns a TransformerLM that computes what the given ``transformers`` model computes.
 
     Args:
-        source: a model object, or the hub name or local folder of one (GPT-2, LLaMA, Qwen2 and
-            GPT-NeoX families).
+        source: a model object, or the hub name or local folder of one (GPT-2, LLaMA, Qwen2,
+            Qwen3 and GPT-NeoX families).
         **changes: fields of TransformerConfig to set, for example ``attention_backend``.
 
     Raises:
@@ -59,5 +59,5 @@ def load_causal_lm(source: str) -> Any:
     Raises:
         ValueError: see ``load_pretrained``.
     """
-    other = "the folder of a saved causal language model: GPT-2, LLaMA, Qwen2 or GPT-NeoX"
+    other = "the folder of a saved causal language model: GPT-2, LLaMA, Qwen2, Qwen3 or GPT-NeoX"
     return load_pretrained(source, repr(source), other=other)

@@ -29,6 +29,14 @@ class TransformerConfig(DecoderConfig):
     divide num_heads; null: num_heads."""
     qkv_bias: bool | None = None
     """Whether queries, keys and values have biases (Qwen2.5: they alone); null: as ``bias``."""
+    head_size: int | None = None
+    """C, channels of a head where they do not add up to dim (Qwen3); null: dim / num_heads."""
+    qk_norm: bool = False
+    """Whether an RMSNorm over the channels of each head reads queries and keys (Qwen3)."""
+    rope_scaling: tuple[float, float, float, float] | None = None
+    """Stretches low rotary frequencies for contexts longer than in training: factor, turns below
+    and above which frequencies are low and high, tokens of that training (LLaMA 3.1: 8, 1, 4,
+    8192); null: none."""
     rope_fraction: float = 1.0
     """Share of a head's channels that rotary positions turn, the first ones (Pythia: 0.25)."""
     parallel_residual: bool = False
@@ -36,6 +44,11 @@ class TransformerConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         """Checks heads and rotary channels, and what every decoder checks."""
+        size = self.head_size
+        if isinstance(size, int) and (size < 1 or (self.positions == "rope" and size % 2)):
+            raise ValueError(
+                f"head_size ({size}) must be at least 1, and even for positions=rope, or null"
+            )
         super().__post_init__()
         heads = self.key_value_heads
         if heads < 1 or self.num_heads % heads:
@@ -43,6 +56,7 @@ class TransformerConfig(DecoderConfig):
                 f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads}); "
                 "null gives every head of queries its own"
             )
+        self._check_scaling()
         if not 0 < self.rope_fraction <= 1:
             raise ValueError(f"rope_fraction ({self.rope_fraction}) must be above 0 and at most 1")
         if self.positions == "rope" and (self.rotary_dim < 2 or self.rotary_dim % 2):
@@ -50,6 +64,34 @@ class TransformerConfig(DecoderConfig):
                 f"rope_fraction ({self.rope_fraction}) of a head's {self.head_dim} channels makes "
                 f"{self.rotary_dim}, which must be an even number of at least 2"
             )
+
+    def _check_scaling(self) -> None:
+        if self.rope_scaling is None:
+            return
+        values = tuple(self.rope_scaling)
+        object.__setattr__(self, "rope_scaling", values)  # files have lists
+        if self.positions != "rope":
+            raise ValueError(
+                f"rope_scaling ({values}) needs positions=rope, not {self.positions}; set it to "
+                "null"
+            )
+        if len(values) != 4 or min(values) <= 0 or values[1] >= values[2]:
+            raise ValueError(
+                f"rope_scaling ({values}) must be factor, low, high and context, all above 0 and "
+                "low below high; LLaMA 3.1 has 8, 1, 4, 8192"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return super().head_dim if self.head_size is None else self.head_size
+
+    @property
+    def rotary_scaling(self) -> tuple[float, ...] | None:
+        return self.rope_scaling
+
+    @property
+    def norms_queries(self) -> bool:
+        return self.qk_norm
 
     @property
     def key_value_heads(self) -> int:
@@ -111,9 +153,11 @@ class Backbone(nn.Module):
             key_bias: (B, N) additive attention bias per key.
             mask: see ``SelfAttention``.
         """
-        rope = None
+        rope, config = None, self.config
         if self.position is None:
-            rope = rope_tables(positions, self.config.rotary_dim, self.config.rope_base)
+            rope = rope_tables(
+                positions, config.rotary_dim, config.rope_base, config.rotary_scaling
+            )
         for index, block in enumerate(self.blocks):
             layer = None if cache is None else cache.layers[index]
             x = block(x, rope=rope, cache=layer, key_bias=key_bias, mask=mask)

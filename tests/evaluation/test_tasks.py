@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 
 import pytest
 from methods import METHODS
@@ -11,7 +12,7 @@ from task_data import write_folder, write_task
 from datamodules.tokenizers import train_bpe
 from evaluation.load import build_tokenizer
 from lightning_models.checkpoint import read_checkpoint
-from tests.programs import run
+from tests.programs import ROOT, run
 
 LIKELIHOODS = {
     "gpt2": "exact",
@@ -28,14 +29,20 @@ LENGTHS = {
 }
 """Long enough for the texts."""
 METRIC = '''
-"""A metric that uses the package, as some of the harness' do."""
+"""A metric of the package evaluate: the share of answers that are texts."""
 
+import datasets
 import evaluate
 
 
-def results(doc, results):
-    assert hasattr(evaluate, "load"), evaluate.__file__
-    return {"acc": float("site-packages" in evaluate.__file__)}
+class Texts(evaluate.Metric):
+    def _info(self):
+        columns = dict.fromkeys(("predictions", "references"), datasets.Value("string"))
+        return evaluate.MetricInfo("Texts", "", datasets.Features(columns))
+
+    def _compute(self, predictions, references):
+        pairs = zip(predictions, references, strict=True)
+        return {"texts": sum(type(x) is type(y) is str for x, y in pairs) / len(references)}
 '''
 
 
@@ -260,13 +267,35 @@ class OwnOnly:
         return TaskManager(include_path=include_path, include_defaults=False)
 
 
-def test_metrics_of_the_package_are_found(checkpoint_path, folder, own_tasks):
-    """The real command: ``import evaluate`` finds the package, not the script of that name."""
-    (own_tasks / "metric.py").write_text(METRIC)
-    more = "process_results: !function metric.results"
-    write_task(own_tasks / "package.yaml", "loglikelihood", "acc", target=" a", more=more)
-    words = ["tasks", "--ckpt", checkpoint_path, "--tasks", "package", "--include_path", own_tasks]
-    done = run("evaluate.py", *words, env={**os.environ, "DATA": str(folder)})
+LIBRARY = """
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+tasks = TaskManager(include_path=sys.argv[-1], include_defaults=False)
+print(simple_evaluate("dummy", tasks=["package"], task_manager=tasks)["results"]["package"])
+"""
+
+
+@pytest.mark.parametrize("program", ["verb", "library"])
+def test_metrics_of_the_package_are_found(program, checkpoint_path, folder, own_tasks, tmp_path):
+    """The project's folder is first on the path, where evaluate.py has the package's name."""
+    script = tmp_path / "texts" / "texts.py"
+    script.parent.mkdir()
+    script.write_text(METRIC)
+    task, more = own_tasks / "package.yaml", "generation_kwargs: {until: [a], max_gen_toks: 8}"
+    write_task(task, "generate_until", script, target=" a", more=more)
+    task.write_text(task.read_text().replace("aggregation", "hf_evaluate: true, aggregation"))
+    words = ("-c", f"import sys; assert sys.path[0] == {str(ROOT)!r}{LIBRARY}", own_tasks)
+    if program == "verb":
+        words = ("evaluate.py", "tasks", "--ckpt", checkpoint_path, "--tasks", "package")
+        words += ("--include_path", own_tasks)
+    cache = {"HF_MODULES_CACHE": str(tmp_path), "HF_METRICS_CACHE": str(tmp_path)}
+    done = run(*words, env={**os.environ, **cache, "HF_HUB_OFFLINE": "1", "DATA": str(folder)})
     assert done.returncode == 0, done.stderr
-    cells = [cell.strip() for cell in done.stdout.splitlines()[2].split("|")]
-    assert (cells[1], cells[5], float(cells[7])) == ("package", "acc", 1)
+    assert re.search(r"\|texts .*\| +1\||'texts,none': 1\.0", done.stdout), done.stdout
+
+
+def test_without_the_package_an_import_says_what_to_install():
+    done = run("-c", "import sys; sys.path[:] = sys.path[:1]; import evaluate")
+    assert done.stderr.splitlines()[-1].endswith("pip install evaluate")
+    assert done.returncode == 1

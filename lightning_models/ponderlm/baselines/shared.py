@@ -30,7 +30,8 @@ class RepeatedNetwork(TransformerNetwork):
 
     def rope(self, positions: Tensor) -> Rope:
         """Returns the rotation tables of ``positions`` (T,) or (B, T)."""
-        return rope_tables(positions, self.config.rotary_dim, self.config.rope_base)
+        config = self.config
+        return rope_tables(positions, config.rotary_dim, config.rope_base, config.rotary_scaling)
 
     def apply_blocks(
         self,

@@ -1,0 +1,91 @@
+"""Results of a loaded model for a text: its likelihood and logits, and how notebooks show them."""
+
+import base64
+import html
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from evaluation.scoring import Totals
+from lightning_models.outputs import Likelihood
+
+MOST_ROWS = 20
+"""Rows of a table that a notebook shows."""
+DARKEST = 8.0
+"""Nats of a token that is shown in full colour."""
+
+
+def _says(likelihood: Likelihood, causal: bool) -> str:
+    return f"{likelihood}, {'causal' if causal else 'not causal'}"
+
+
+@dataclass(frozen=True, repr=False)
+class TextScore:
+    """The log-likelihood of a text; a notebook shows its tokens, darker ones less expected."""
+
+    nats_per_token: float
+    """Mean negative log-likelihood of a scored token, terms of the whole text included."""
+    likelihood: Likelihood
+    """Kind: 'exact', 'lower_bound' (of the likelihood), 'estimate' or 'noncausal'."""
+    causal: bool
+    """Whether the prediction of a token never depends on later tokens."""
+    totals: Totals
+    """The sums, in nats."""
+    tokens: pd.DataFrame
+    """A line a scored token: ``place`` among them, ``id``, ``text``, ``nats``. They add up to all
+    nats but those of the whole text, ``totals.sequence_nats`` (a KL divergence)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the numbers under the keys of ``evaluate.py perplexity --output``."""
+        kind = {"likelihood": self.likelihood, "causal": self.causal}
+        return {**self.totals.as_dict(self.likelihood), **kind}
+
+    def __repr__(self) -> str:
+        kind = _says(self.likelihood, self.causal)
+        return (
+            f"TextScore: {self.nats_per_token:.4f} nats/token ({kind}), {len(self.tokens)} tokens"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p><pre>{self._coloured()}</pre>"
+
+    def _coloured(self) -> str:
+        spans = []
+        for text, nats in zip(self.tokens["text"], self.tokens["nats"], strict=True):
+            share = min(max(nats / DARKEST, 0.0), 1.0)
+            spans.append(
+                f'<span title="{nats:.3f} nats" style="background: rgba(220, 60, 40, {share:.2f})">'
+                f"{html.escape(text)}</span>"
+            )
+        return "".join(spans)
+
+
+@dataclass(frozen=True, repr=False)
+class TokenLogits:
+    """Logits of the next token after each token that a model has read."""
+
+    logits: Tensor
+    """(B, T, V), float32 or better: row t is the distribution of the token after the first t + 1.
+    V is ``config.padded_vocab_size``; ids from ``config.vocab_size`` on are never chosen."""
+    likelihood: Likelihood
+    """Kind of log-likelihood that ``logits.log_softmax(-1)`` gives, as a score has it."""
+    causal: bool
+    """Whether row t never depends on tokens after it. If it does, only the last row predicts: the
+    others have seen the tokens that they predict."""
+
+    def __repr__(self) -> str:
+        kind = _says(self.likelihood, self.causal)
+        return f"TokenLogits: {tuple(self.logits.shape)} ({kind})"
+
+
+def figure_page(title: str, figure: Any, table: pd.DataFrame) -> str:
+    """Returns HTML with a Matplotlib figure and the first rows of a table, for notebooks."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", bbox_inches="tight")
+    data = base64.b64encode(file.getvalue()).decode()
+    rows = table.to_html(max_rows=MOST_ROWS, index=False)
+    title = html.escape(title)
+    return f'<p>{title}</p><img alt="{title}" src="data:image/png;base64,{data}">{rows}'

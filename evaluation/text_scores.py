@@ -1,0 +1,222 @@
+"""Log-likelihoods of texts and logits of tokens, computed in batches for ``LoadedModel``."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from callbacks.analysis.token_text import pieces
+from datamodules import SentenceTokenizer, Tokenizer
+from datamodules.text import IGNORE
+from evaluation.devices import Precision
+from evaluation.scoring import Totals, score_batch
+from evaluation.tasks.readers import Piece, Reader, label, scored_of, stream_of
+from evaluation.text_results import TextScore, TokenLogits
+from lightning_models import LanguageModel
+from lightning_models.layers import recording
+from lightning_models.outputs import Likelihood
+
+ROWS = 32
+"""Rows that are read at once."""
+
+
+# ---- scores
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A text to score after its context, in parts that the model reads."""
+
+    text: str
+    context: str
+    parts: list[Piece]
+    whole: bool
+    """Whether nothing is given, see ``Reader.batch``."""
+
+    @property
+    def length(self) -> int:
+        return sum(len(part.tokens) for part in self.parts)
+
+
+def score_texts(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    texts: Sequence[tuple[str, str]],
+    reader: Reader,
+    *,
+    from_prefixes: bool,
+    precision: Precision,
+) -> list[TextScore]:
+    """Scores texts, each after its context.
+
+    Args:
+        model: In eval mode.
+        tokenizer: The one it was trained with.
+        texts: Pairs of a text and its context, which is empty where the text starts a document.
+        reader: Reads texts as documents, see ``Reader``.
+        from_prefixes: Whether each token is scored from its prefix alone.
+        precision: Precision of the matrix products.
+
+    Raises:
+        ValueError: If a text has no tokens.
+    """
+    asked = []
+    for text, context in texts:
+        parts = reader.pieces(context, text)
+        if not parts:
+            raise ValueError(
+                f"text ({text!a}) has no tokens in {tokenizer.name}; give at least one token"
+            )
+        if from_prefixes:
+            parts = [prefix for part in parts for prefix in part.prefixes()]
+        asked.append(_Request(text, context, parts, not context and not from_prefixes))
+    scores = []
+    for request, (nats, of_text, kind) in zip(
+        asked, _nats(model, asked, reader, precision), strict=True
+    ):
+        likelihood, causal = label(
+            kind, model.causal, from_prefixes=from_prefixes, given=bool(request.context)
+        )
+        scores.append(_text_score(tokenizer, request, nats, of_text, likelihood, causal))
+    return scores
+
+
+def _nats(
+    model: LanguageModel, asked: Sequence[_Request], reader: Reader, precision: Precision
+) -> list[tuple[Tensor, float, Likelihood]]:
+    """Returns for each request float64 nats of its tokens (N,), of its whole text, their kind.
+
+    Texts of about the same length share batches; those with a context and those without do not.
+    """
+    order = sorted(range(len(asked)), key=lambda i: asked[i].length)
+    rows = [(i, part) for i in order for part in asked[i].parts]
+    apart = [[row for row in rows if asked[row[0]].whole is whole] for whole in (False, True)]
+    groups = [part[i : i + ROWS] for part in apart for i in range(0, len(part), ROWS)]
+    nats: list[list[Tensor]] = [[] for _ in asked]
+    of_texts, kinds = [0.0] * len(asked), [model.likelihood] * len(asked)
+    hidden = None if len(groups) > 1 else True  # None: hidden where stderr is no terminal
+    for group in tqdm(groups, desc="scoring", disable=hidden):
+        batch = reader.batch([part for _, part in group], whole=asked[group[0][0]].whole)
+        scores = score_batch(model, batch, precision)
+        each = scored_of(-scores.log_prob.double().cpu(), batch["targets"])
+        terms = scores.sequence_term.double().cpu().tolist()
+        for (i, _), values, term in zip(group, each, terms, strict=True):
+            nats[i].append(values)
+            of_texts[i] -= term
+            kinds[i] = scores.kind
+    return list(zip(map(torch.cat, nats), of_texts, kinds, strict=True))
+
+
+def _text_score(
+    tokenizer: Tokenizer,
+    request: _Request,
+    nats: Tensor,
+    of_text: float,
+    likelihood: Likelihood,
+    causal: bool,
+) -> TextScore:
+    ids = [
+        i
+        for part in request.parts
+        for i, is_scored in zip(part.tokens, part.scored, strict=True)
+        if is_scored
+    ]
+    marked = isinstance(tokenizer, SentenceTokenizer)  # marks have nats, not known here
+    totals = Totals(
+        nats.sum().item() + of_text,
+        len(ids),
+        None if marked else len(request.text.encode()),
+        all_nats=math.nan if marked else None,
+        sequence_nats=of_text,
+    )
+    texts = pieces(tokenizer, ids, begins=not request.context)
+    columns = {"place": range(len(ids)), "id": ids, "text": texts}
+    tokens = pd.DataFrame({**columns, "nats": nats.numpy()})
+    return TextScore(totals.nats_per_token, likelihood, causal, totals, tokens)
+
+
+# ---- logits
+
+
+def token_logits(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    tokens: Tensor,
+    *,
+    from_prefixes: bool,
+    precision: Precision,
+) -> TokenLogits:
+    """Returns the logits (B, T, V) after each of ``tokens``, int64 (B, T).
+
+    The network is asked by ``score``, with a target at each token: only the logits count.
+
+    Args:
+        model: In eval mode; one that reads windows.
+        tokenizer: The one it was trained with.
+        tokens: As ``checked_ids`` returns them.
+        from_prefixes: Whether each prefix is read by itself.
+        precision: Precision of the matrix products.
+    """
+    rows, length = tokens.shape
+    mask, targets = torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens)
+    if from_prefixes:  # (B T, T): of each text the prefix of t + 1 tokens, asked after its last
+        last = torch.arange(length).repeat(rows)[:, None]  # (B T, 1)
+        place = torch.arange(length)
+        mask = place <= last
+        tokens = tokens.repeat_interleave(length, dim=0).where(mask, tokenizer.eos_id)
+        targets = torch.full_like(tokens, IGNORE).masked_fill(place == last, 0)
+    chunks: list[Tensor] = []
+    kind = model.likelihood
+    for start in range(0, len(tokens), ROWS):
+        part = slice(start, start + ROWS)
+        given = mask[part].sum(dim=1)
+        prefixes = zip(tokens[part], given.tolist(), strict=True)
+        batch = {
+            "tokens": tokens[part],
+            "targets": targets[part],
+            "mask": mask[part],
+            "context": given,  # what a method infers, it infers from all tokens of a row
+            "sequence_id": torch.tensor([stream_of(row[:n].tolist()) for row, n in prefixes]),
+        }
+        with recording(logits=lambda logits: chunks.append(logits.clone())):
+            kind = score_batch(model, batch, precision).kind
+    likelihood, causal = label(kind, model.causal, from_prefixes=from_prefixes, given=False)
+    return TokenLogits(torch.cat(chunks).view(rows, length, -1), likelihood, causal)
+
+
+def checked_ids(model: LanguageModel, ids: Any) -> Tensor:
+    """Returns token ids (B, T) or (T,) as int64 (B, T) on the CPU.
+
+    Raises:
+        ValueError: If these are no ids, they do not fit the model's vocabulary or positions, or the
+            model reads sentences or questions.
+    """
+    if model.reads != "windows":
+        raise ValueError(
+            f"{type(model).__name__} reads {model.reads}, not rows of tokens, and has no logits at "
+            "each token of a row; ask it with score or generate"
+        )
+    try:
+        tokens = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError):
+        tokens = torch.empty(0)
+    tokens = tokens[None] if tokens.dim() == 1 else tokens
+    numbers = tokens.dtype is not torch.bool and not torch.is_floating_point(tokens)
+    if not numbers or tokens.dim() != 2 or not tokens.numel():
+        raise ValueError(
+            f"ids ({str(ids)[:40]!a}) must be whole numbers (B, T); lm.tokenizer.prompt_ids(text) "
+            "makes a row of them, and lm.logits(text) takes the text"
+        )
+    tokens, most = tokens.to("cpu", torch.int64), model.config.vocab_size
+    if tokens.min() < 0 or tokens.max() >= most:
+        raise ValueError(
+            f"ids (from {tokens.min()} to {tokens.max()}) must be at least 0 and below {most}, the "
+            "model's vocabulary; encode texts with lm.tokenizer"
+        )
+    model.check_context(tokens.shape[1])
+    return tokens
