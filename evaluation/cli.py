@@ -28,6 +28,7 @@ COMMANDS = {
     "sweep": ("sweep", "Compare perplexity with the steps and FLOPs it takes."),
     "compare": ("compare", "Compare any runs: tables, plots, curves, FLOPs."),
     "generate": ("generate", "Continue prompts."),
+    "think": ("think", "Show what models do at each token of a text."),
     "import": ("importing", "Write a checkpoint from transformers weights."),
     "export": ("exporting", "Write a model for transformers, a folder, or one file."),
 }

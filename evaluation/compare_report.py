@@ -8,12 +8,12 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
+from evaluation.output import render
 from evaluation.run_metrics import ANSWERS, BITS, NATS
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import (
@@ -433,16 +433,12 @@ def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> st
 
 def report_page(report: ComparisonReport, pictures: Mapping[str, bytes]) -> str:
     """Returns the report as one HTML file without scripts or links; ``pictures`` are SVG."""
-    import jinja2
-
-    template = resources.files("evaluation").joinpath("report.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     figures = [
         {**asdict(figure), "data": base64.b64encode(pictures[figure.file]).decode("ascii")}
         for figure in FIGURES
         if figure.file in pictures
     ]
-    return environment.from_string(template).render(report=report, figures=figures)
+    return render("report.html", report=report, figures=figures)
 
 
 # ---- output folder

@@ -58,6 +58,7 @@ SAYS = {
     "reversal": "margin",
     "scaling": "exponent",
     "tasks": "lambada_local",
+    "think": "nats a token",
 }
 """Words of what verbs print."""
 
@@ -152,7 +153,7 @@ def test_the_python_of_the_readme(folder, monkeypatch, capsys):
     capsys.readouterr()
     exec(compile(block, "README.md", "exec"), {})
     assert "noncausal" in capsys.readouterr().out
-    assert (folder / "thoughts.png").stat().st_size > 0
+    assert (folder / "thoughts.html").stat().st_size > 0
 
 
 def test_verbs_pictures_and_paths_of_the_readme_are_there():
