@@ -71,7 +71,7 @@ MOST_WEIGHTS = 1 << 26
 STREAMS = 4
 """Streams of a token to reckon with there."""
 MOST_POINTS = 4000  # of a scatter plot
-LINE_TOKENS, LINES = 48, 3  # of the map of tokens
+LINE_TOKENS, LINES = 16, 6  # of the map of tokens
 LEAST_TOKENS = 10  # of its width: the heading needs that
 TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # inches of a token, and of the names of fork layers
 
@@ -101,6 +101,7 @@ class ForkAnalysis(Analysis):
     of_tests = True
     tag = "fork_analysis"
     image_tag = "forks"
+    cards = ("forks/per_token", "forks/budget_use", "forks/entropy/mean")
 
     def __init__(
         self,

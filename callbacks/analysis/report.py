@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,32 @@ def as_pixels(figure: Any) -> np.ndarray:
     figure.set_dpi(DPI)
     figure.canvas.draw()
     return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
+
+
+def as_tiles(figure: Any) -> list[np.ndarray]:
+    """Returns a figure as one image a column of panels, uint8 (height, width, 3), left to right.
+
+    Loggers show images in narrow tiles, in which a row of panels could not be read.
+    """
+    pixels = as_pixels(figure)
+    columns: dict[int, list[Any]] = {}
+    for ax in figure.axes:
+        spec = ax.get_subplotspec()
+        # a colour bar has no place in the grid, and belongs to the panel on its left
+        column = max(columns, default=0) if spec is None else spec.colspan.start
+        columns.setdefault(column, []).append(ax.get_tightbbox())
+    boxes = [columns[column] for column in sorted(columns)]
+    borders = [
+        (max(box.x1 for box in left) + min(box.x0 for box in right)) / 2
+        for left, right in pairwise(boxes)
+    ]
+    ends = [0, *(round(border) for border in borders), pixels.shape[1]]
+    return [pixels[:, start:end] for start, end in pairwise(ends)]
+
+
+def say_step(figure: Any, step: int) -> None:
+    """Writes at the foot of a figure after how many optimiser steps it was made."""
+    figure.supxlabel(f"after {step:,} optimiser steps", fontsize=7, x=0.99, ha="right")
 
 
 def panels(
