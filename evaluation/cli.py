@@ -8,7 +8,12 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from lightning_models.recipe_options import ExactOptions, import_public_classes, prints_descriptions
+from lightning_models.recipe_options import (
+    ExactOptions,
+    as_started,
+    import_public_classes,
+    prints_descriptions,
+)
 
 DATA_HELP = "--data.help"
 DEBUG_FLAG = "--debug"
@@ -67,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         if isinstance(error, ArgumentError):
             message = with_options(message, build_parser(argv))
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        print(as_started(f"error: {' '.join(message.split())}"), file=sys.stderr)
         return 2
     return 0
 
@@ -140,7 +145,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
     chosen = command_in(argv)
     parser = ExactParser(
-        prog="evaluate.py",
+        prog=as_started("evaluate.py"),
         description="Evaluates a checkpoint; needs nothing but the checkpoint.",
         exit_on_error=False,
     )

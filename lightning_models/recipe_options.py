@@ -4,9 +4,12 @@ import contextlib
 import copy
 import dataclasses
 import importlib
+import re
+import sys
 import types
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from lightning_models.recipe import (
@@ -17,7 +20,18 @@ from lightning_models.recipe import (
     takes_recipe,
 )
 
-# ---- parsers
+# ---- programs and parsers
+
+SCRIPTS = {"evaluate.py": "latent-evaluate", "train.py": "latent-train"}
+"""Names of the installed scripts, by the files that do the same."""
+
+
+def as_started(text: str) -> str:
+    """Returns text that calls programs as this one was called: by file, or as installed scripts."""
+    if Path(sys.argv[0]).name in SCRIPTS.values():
+        for file, script in SCRIPTS.items():
+            text = re.sub(rf"(?<![\w/])(python )?{re.escape(file)}", script, text)
+    return text
 
 
 def import_public_classes(*packages: str) -> None:
@@ -41,6 +55,10 @@ class ExactOptions:
     def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
         of_parser: Any = super().__init__
         of_parser(*args, allow_abbrev=allow_abbrev, **kwargs)
+
+    def format_help(self) -> str:
+        of_parser: Any = super()
+        return as_started(of_parser.format_help())
 
     def arguments_of(self, kind: type) -> set[str]:
         """Returns the names of the arguments that options can give to a class."""
