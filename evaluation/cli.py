@@ -78,7 +78,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> None:
-    if not ((argv and argv[0] in COMMANDS) or {"-h", "--help"} & set(argv)):
+    asked = {"-h", "--help"} & set(argv) or any(w.startswith("--print_shtab") for w in argv)
+    if not ((argv and argv[0] in COMMANDS) or asked):
         from training.errors import check_verb  # takes seconds
 
         check_verb(argv, COMMANDS, "python evaluate.py perplexity --ckpt runs/first")

@@ -177,15 +177,26 @@ def draw_bars(ax: Any, table: pd.DataFrame, x: str, shown: Shown) -> None:
 
 
 def finish(ax: Any, x: str, y: str = "", *, whole: bool = False, **legend: Any) -> None:
-    """Labels an axis, ``whole`` if x has whole numbers, with a legend where there are labels."""
+    """Labels an axis, ``whole`` if x has whole numbers, with a legend where there are labels.
+
+    A panel in which nothing is drawn says so.
+    """
     from matplotlib.ticker import MaxNLocator
 
     ax.set_xlabel(x)
     ax.set_ylabel(y)
+    if _is_empty(ax):
+        ax.text(0.5, 0.5, "no values", ha="center", va="center", transform=ax.transAxes)
     if whole:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, fontsize=8, **legend)
+
+
+def _is_empty(ax: Any) -> bool:
+    """Returns whether nothing is drawn in a panel, or nothing that is finite."""
+    drawn = any(np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any() for line in ax.lines)
+    return not (drawn or ax.patches or ax.collections or ax.images)
 
 
 def shades(count: int) -> list[tuple[float, ...]]:
