@@ -78,7 +78,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> None:
-    asked = {"-h", "--help"} & set(argv) or any(w.startswith("--print_shtab") for w in argv)
+    asked = {"-h", "--help"} & set(argv) or any(w.startswith("--print_completion") for w in argv)
     if not ((argv and argv[0] in COMMANDS) or asked):
         from training.errors import check_verb  # takes seconds
 

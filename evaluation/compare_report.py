@@ -398,8 +398,8 @@ LOSS_ALT = "Loss against training tokens, training FLOPs and inference FLOPs per
 LOSS_CAPTION = (
     "Lines: what validations have logged, on validation text (they may have read less than all of "
     "it), means over seeds; a run with one validation is a cross. Large points: the scores of the "
-    "table. Bands and bars are the range of several seeds. Filled points and solid lines are exact, "
-    "causal likelihoods; hollow points and dashed lines are not."
+    "table. Bands and bars are the range of several seeds. Filled points and solid lines are "
+    "exact, causal likelihoods; hollow points and dashed lines are not."
 )
 COMPUTE_ALT = "Shares of the FLOPs of one pass through each model"
 COMPUTE_CAPTION = "What the FLOPs of one pass are spent on, at the context of the scores."
