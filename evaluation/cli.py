@@ -40,7 +40,7 @@ COMMANDS = {
 """Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
 
 
-class ExactParser(ExactOptions, ArgumentParser):
+class ExactParser(ExactOptions, ArgumentParser):  # type: ignore[misc]
     """The parser of ``evaluate.py`` and of its commands."""
 
 

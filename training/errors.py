@@ -74,8 +74,8 @@ def explain(error: BaseException) -> str | None:
     for cause in _causes(error):
         if _is_ours(cause):
             return _without_worker(str(cause))
-    if (missing := MISSING.search(str(error))) is not None:
-        name = missing[1]
+    if (package := MISSING.search(str(error))) is not None:
+        name = package[1]
         return f"trainer.logger needs {name}; install it with pip install -e '.[{name}]'"
     if type(error).__module__.partition(".")[0] in TRACKERS:
         return _one_line(str(error))  # no key, no server
