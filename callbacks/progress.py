@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from callbacks.throughput import Throughput
 from callbacks.trainer_state import in_accumulation, log_interval, newest_written
-from lightning_models.recipe_options import as_started
+from lightning_models.recipe import as_started
 
 
 class Progress(TQDMProgressBar):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
+from lightning_models.recipe import as_started
 from lightning_models.recipe_options import (
     ExactOptions,
-    as_started,
     import_public_classes,
     prints_descriptions,
 )

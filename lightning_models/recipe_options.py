@@ -4,34 +4,21 @@ import contextlib
 import copy
 import dataclasses
 import importlib
-import re
-import sys
 import types
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from lightning_models.recipe import (
     argument_types,
+    as_started,
     checked_value,
     public_path,
     resolve_class,
     takes_recipe,
 )
 
-# ---- programs and parsers
-
-SCRIPTS = {"evaluate.py": "latent-evaluate", "train.py": "latent-train"}
-"""Names of the installed scripts, by the files that do the same."""
-
-
-def as_started(text: str) -> str:
-    """Returns text that calls programs as this one was called: by file, or as installed scripts."""
-    if Path(sys.argv[0]).name in SCRIPTS.values():
-        for file, script in SCRIPTS.items():
-            text = re.sub(rf"(?<![\w/])(python )?{re.escape(file)}", script, text)
-    return text
+# ---- parsers
 
 
 def import_public_classes(*packages: str) -> None:
@@ -57,6 +44,7 @@ class ExactOptions:
         of_parser(*args, allow_abbrev=allow_abbrev, **kwargs)
 
     def format_help(self) -> str:
+        """Returns the help, in which programs are called as this one was."""
         of_parser: Any = super()
         return as_started(of_parser.format_help())
 

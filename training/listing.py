@@ -19,8 +19,7 @@ from datamodules.sources import StepBatch
 from datamodules.store import Split
 from datamodules.tokenizers import TokenizerUnavailableError
 from lightning_models import LanguageModel
-from lightning_models.recipe import resolve_class
-from lightning_models.recipe_options import as_started
+from lightning_models.recipe import as_started, resolve_class
 from training.errors import PROJECT, UserError
 from training.synthetic import SENTENCE_SLOTS
 

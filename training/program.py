@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from callbacks import NonFiniteError
 from callbacks.hooks import AgreedEnd
-from lightning_models.recipe_options import as_started
+from lightning_models.recipe import as_started
 from training import listing
 from training.cli import LatentCLI
 from training.errors import LOST_LINE, LOST_PROCESS, check_verb, explain, lost_process
