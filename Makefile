@@ -41,8 +41,11 @@ $(DEMO)/thoughtbubbles/trained: ANALYSIS = --trainer.callbacks+ callbacks.ForkAn
 demo: $(DEMO)/transformer/trained $(DEMO)/thoughtbubbles/trained
 	@echo "Comparing the two on the documents held out for validation."
 	$(RUN) evaluate.py compare $(^D) --output $(DEMO)/comparison
+	$(RUN) evaluate.py think --ckpt $(^D) --text "A list is a mutable sequence, and so is a dict." \
+		--output $(DEMO)/thoughts.html
 	@sed 's|runs/demo|$(DEMO)|g' docs/next-steps.txt
 	@printf '  %-22s%s\n' 'open the report' $(DEMO)/comparison/report.html
+	@printf '  %-22s%s\n' 'see them think' $(DEMO)/thoughts.html
 	@ls -t $(DEMO)/thoughtbubbles/*/*/fork_analysis/*-tokens.png 2>/dev/null | head -1 \
 		| sed 's/^/  see where it forked   /'
 

@@ -1,13 +1,15 @@
 """Hands pending values, Markdown and images to loggers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import lightning as L
 import numpy as np
-from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from callbacks.trainer_state import in_accumulation
+from lightning_models.checkpoint import WITHIN
 
 
 def write_pending_logs(trainer: L.Trainer) -> None:
@@ -22,6 +24,21 @@ def write_pending_logs(trainer: L.Trainer) -> None:
         connector.log_metrics(connector.metrics["log"])
     for logger in trainer.loggers:
         logger.save()
+
+
+def log_details(
+    logger: Logger, scalars: Mapping[str, float], step: int, cards: Sequence[str]
+) -> None:
+    """Hands the scalars of an analysis to a logger.
+
+    TensorBoard draws a card for each and sorts them by name, so it gets those that ``cards`` name,
+    patterns of tags, and below `WITHIN`: behind loss, perplexity and learning rate.
+    """
+    if isinstance(logger, TensorBoardLogger):
+        shown = [tag for tag in scalars if any(fnmatchcase(tag, card) for card in cards)]
+        scalars = {WITHIN + tag: scalars[tag] for tag in shown}
+    if scalars:
+        logger.log_metrics(dict(scalars), step)
 
 
 def takes_text(logger: Logger) -> bool:
@@ -42,7 +59,10 @@ def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
 
 
 def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int) -> None:
-    """Hands images (height, width, 3) to a logger that takes them: TensorBoard, W&B or MLflow."""
+    """Hands images (height, width, 3) to a logger that takes them: TensorBoard, W&B or MLflow.
+
+    In TensorBoard they stand next to the scalars of `log_details`.
+    """
     writer: Any = getattr(logger, "experiment", None)
     if isinstance(logger, WandbLogger):
         logger.log_image(tag, list(images), step)
@@ -52,4 +72,4 @@ def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int
             writer.log_image(logger.run_id, image, f"{tag}/{idx}/step={step}.png")
         elif hasattr(writer, "add_image"):
             # numbered, as TensorBoard shows nothing of a tag that is a scalar's, too
-            writer.add_image(f"{tag}/{idx}", image, step, dataformats="HWC")
+            writer.add_image(f"{WITHIN}{tag}/{idx}", image, step, dataformats="HWC")

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from callbacks.throughput import Throughput
 from callbacks.trainer_state import in_accumulation, log_interval, newest_written
+from lightning_models.recipe import as_started
 
 
 class Progress(TQDMProgressBar):
@@ -100,7 +101,8 @@ class Progress(TQDMProgressBar):
         path = newest_written(trainer) if self._lines or self.is_enabled else None
         if path is not None:
             name = shlex.quote(str(_from_here(path)))
-            print(f"checkpoint: {name} (python evaluate.py perplexity --ckpt {name})", flush=True)
+            hint = as_started(f"python evaluate.py perplexity --ckpt {name}")
+            print(f"checkpoint: {name} ({hint})", flush=True)
 
     def get_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule

@@ -139,11 +139,13 @@ class Thinking:
     """What a method did while it read a text; a notebook shows the first figure and table."""
 
     analysis: str
-    """Which analysis shows it: ``fork_analysis``, ``step_allocation``, ..."""
+    """Which analysis shows it: ``fork_analysis``, ``step_allocation``, ...; ``loss`` for none."""
     tables: Mapping[str, pd.DataFrame]
     """By name, the most telling one first; their columns are documented at the analysis."""
     figures: Mapping[str, Any] = field(repr=False)
     """Matplotlib figures by name, the most telling one first."""
+    trace: TokenTrace = field(repr=False)
+    """Loss of each token and what the method did at it, as ``save`` shows them."""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -474,22 +476,21 @@ class LoadedModel:
         - Thought Gestalt: ``attention`` to memory by layer and age of sentences, with the gates.
         - Thinking States: ``thoughts`` after each chunk of a question.
 
+        - All others: ``tokens`` with the loss of each token.
+
+        ``trace`` and ``save`` show all methods token by token.
+
         Args:
             text: read in one pass, with the end of the document after it; a question for a model
                 that answers questions. At most as long as the model's context.
 
         Raises:
-            ValueError: if the method records nothing to show, or the text is too long.
+            ValueError: if the text is empty or too long.
         """
-        _check_type(str, "text (str)", text=text)
+        trace = self.trace(text)
         reader = self._reader(text)
-        piece = reader.document(text)
-        if reader.limit is not None and len(piece.tokens) - 1 > reader.limit:
-            raise ValueError(
-                f"text has {len(piece.tokens) - 1} tokens with the start of the document, and the "
-                f"model reads {reader.limit} at once; give a shorter one"
-            )
-        batch = move_data_to_device(reader.batch([piece], whole=True), self.model.device)
+        rows = reader.batch([reader.document(text)], whole=True)
+        batch = move_data_to_device(rows, self.model.device)
         for analysis in (make() for make in ANALYSES):
             if analysis.reads != self.model.reads:
                 continue
@@ -498,11 +499,28 @@ class LoadedModel:
                     report = analysis.analyse_text(self.model, batch, self.tokenizer)
             except NothingToAnalyseError:
                 continue
-            return Thinking(analysis.tag, report.tables, report.drawn())
-        raise ValueError(
-            f"{type(self.model).__name__} records nothing to show of this text: no forks, steps, "
-            "latents, memory or thoughts (the memory of sentences begins with the second one)"
-        )
+            return Thinking(analysis.tag, report.tables, report.drawn(), trace)
+        tables = {"tokens": trace.tokens}
+        return Thinking("loss", tables, {"tokens": losses_figure(tables)}, trace)
+
+    def trace(self, text: str) -> TokenTrace:
+        """Returns the part of ``think`` that all methods have: what was done at each token.
+
+        Args:
+            text: See ``think``.
+
+        Raises:
+            ValueError: if the text is empty or too long.
+        """
+        _check_type(str, "text (str)", text=text)
+        reader = self._reader(text)
+        size = len(reader.document(text).tokens) - 1
+        if reader.limit is not None and size > reader.limit:
+            raise ValueError(
+                f"text has {size} tokens with the start of the document, and the model reads "
+                f"{reader.limit} at once; give a shorter one"
+            )
+        return trace_text(self.model, self.tokenizer, reader, text, self.precision)
 
     # ---- compute
 

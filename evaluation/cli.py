@@ -8,7 +8,12 @@ from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from lightning_models.recipe_options import ExactOptions, import_public_classes, prints_descriptions
+from lightning_models.recipe import as_started
+from lightning_models.recipe_options import (
+    ExactOptions,
+    import_public_classes,
+    prints_descriptions,
+)
 
 DATA_HELP = "--data.help"
 DEBUG_FLAG = "--debug"
@@ -28,13 +33,14 @@ COMMANDS = {
     "sweep": ("sweep", "Compare perplexity with the steps and FLOPs it takes."),
     "compare": ("compare", "Compare any runs: tables, plots, curves, FLOPs."),
     "generate": ("generate", "Continue prompts."),
+    "think": ("think", "Show what models do at each token of a text."),
     "import": ("importing", "Write a checkpoint from transformers weights."),
     "export": ("exporting", "Write a model for transformers, a folder, or one file."),
 }
 """Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
 
 
-class ExactParser(ExactOptions, ArgumentParser):
+class ExactParser(ExactOptions, ArgumentParser):  # type: ignore[misc]
     """The parser of ``evaluate.py`` and of its commands."""
 
 
@@ -66,13 +72,14 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         if isinstance(error, ArgumentError):
             message = with_options(message, build_parser(argv))
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        print(as_started(f"error: {' '.join(message.split())}"), file=sys.stderr)
         return 2
     return 0
 
 
 def _run(argv: Sequence[str]) -> None:
-    if not ((argv and argv[0] in COMMANDS) or {"-h", "--help"} & set(argv)):
+    asked = {"-h", "--help"} & set(argv) or any(w.startswith("--print_completion") for w in argv)
+    if not ((argv and argv[0] in COMMANDS) or asked):
         from training.errors import check_verb  # takes seconds
 
         check_verb(argv, COMMANDS, "python evaluate.py perplexity --ckpt runs/first")
@@ -140,7 +147,7 @@ def build_parser(argv: Sequence[str]) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=prints_descriptions(argv))
     chosen = command_in(argv)
     parser = ExactParser(
-        prog="evaluate.py",
+        prog=as_started("evaluate.py"),
         description="Evaluates a checkpoint; needs nothing but the checkpoint.",
         exit_on_error=False,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse.typing import PositiveInt
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from datamodules.store import Split
 from evaluation.arguments import (
@@ -26,6 +26,7 @@ from evaluation.compare_report import (
     TABLE,
     ComparisonReport,
     make_checks,
+    make_differences,
     make_notes,
     report_folder,
     report_markdown,
@@ -36,7 +37,16 @@ from evaluation.compare_report import (
 )
 from evaluation.cost import compute_frame, count_compute
 from evaluation.devices import pick_device
-from evaluation.figures import compare_figure, compute_figure, write_frame, write_picture
+from evaluation.figures import (
+    check_picture,
+    compare_figure,
+    compute_figure,
+    write_frame,
+    write_pages,
+    write_picture,
+)
+from evaluation.generate import continue_prompts
+from evaluation.load import build_model, build_tokenizer
 from evaluation.output import write_folder
 from evaluation.run_metrics import (
     BITS,
@@ -50,6 +60,7 @@ from evaluation.run_metrics import (
 )
 from evaluation.runs import RunRecord, find_compared, reason_or_raise
 from lightning_models.checkpoint import Which
+from lightning_models.generation import SamplingConfig
 from lightning_models.recipe import import_packages
 
 DEFAULT_OUTPUT = "runs/comparison"
@@ -73,7 +84,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str,
         default=DEFAULT_OUTPUT,
         help="Folder for report.html, report.md, runs.csv and the figures; an earlier comparison "
-        "in it is replaced.",
+        "in it is replaced. FILE.pdf: the figures alone, a page each.",
+    )
+    add(
+        "--sample_tokens",
+        type=NonNegativeInt,
+        default=40,
+        help="Tokens that the first run of each row writes for the report. 0: none.",
     )
     add(
         "--label",
@@ -154,6 +171,7 @@ def compare_runs(
     introduction: str = "",
     which: Which = "last",
     skip_unreadable: bool = False,
+    sample_tokens: int = 0,
 ) -> Comparison:
     """Returns runs of any methods, scored and compared; only their results are written.
 
@@ -166,6 +184,7 @@ def compare_runs(
         introduction: Paragraph below it.
         which: Of a folder's run the furthest checkpoint, or the best.
         skip_unreadable: Whether to leave out runs that cannot be read or scored.
+        sample_tokens: Tokens that the first run of each row writes.
 
     Raises:
         ValueError: if a run cannot be read or scored, or an option does not fit any.
@@ -185,17 +204,24 @@ def compare_runs(
         notes=make_notes(table),
         runs=shown_runs(table),
         left_out=left_out | more,
+        differences=make_differences(table),
+        samples=make_samples(table, records, options, sample_tokens) if sample_tokens else {},
     )
     return Comparison(table, report, records)
 
 
 def run(settings: Namespace) -> None:
     """Scores every run, prints the report, and writes it with its figures."""
-    folder = report_folder(settings.output)
+    pages = check_picture(settings.output) if settings.output.endswith(".pdf") else None
+    folder = Path() if pages else report_folder(settings.output)
     import_packages(settings.packages)
-    named = ("label", "title", "introduction", "which", "skip_unreadable")
+    named = ("label", "title", "introduction", "which", "skip_unreadable", "sample_tokens")
     how = {key: settings[key] for key in named}
     comparison = compare_runs(settings.runs, chosen(settings, ScoringOptions), **how)
+    if pages is not None:
+        write_pages(list(comparison.figures().values()), pages)
+        print(f"{report_markdown(comparison.report)}\nwritten to {pages}")
+        return
     write_folder(folder, lambda place: write_report(comparison, place), FILES)
     print(f"{report_markdown(comparison.report)}\nwritten to {folder}")
 
@@ -216,6 +242,37 @@ def write_report(comparison: Comparison, folder: Path) -> None:
     (folder / "report.md").write_text(markdown, encoding="utf-8")
     page = report_page(comparison.report, pictures)
     (folder / PAGE).write_text(page, encoding="utf-8")
+
+
+def make_samples(
+    runs: pd.DataFrame, records: Sequence[RunRecord], options: ScoringOptions, tokens: int
+) -> dict[str, str]:
+    """Returns a text by the first run of each row, that starts a document; the same each time.
+
+    Models that answer questions write none.
+    """
+    by_name, samples = {record.name: record for record in records}, {}
+    for run in runs.drop_duplicates("label").itertuples():
+        record = by_name[run.run]
+        if record.outline.reads == "reasoning" or pd.isna(getattr(run, NATS)):
+            continue  # a question is needed, or the run has diverged
+        limit = record.outline.context_limit
+        most = tokens if limit is None else min(tokens, limit - 1)
+        try:
+            tokenizer = build_tokenizer(record.checkpoint)
+            model = build_model(record.checkpoint).to(pick_device(options.device))
+            ((_, text),) = continue_prompts(
+                model,
+                tokenizer,
+                [""],
+                max_new_tokens=most,
+                sampling=SamplingConfig(),
+                precision=options.precision,
+            )
+        except ValueError as error:
+            text = f"(none: {error})"
+        samples[run.label] = text
+    return samples
 
 
 def _check_stride(runs: Sequence[RunRecord], stride: int) -> None:

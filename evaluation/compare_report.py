@@ -7,13 +7,13 @@ import base64
 import html
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib import resources
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
+from evaluation.output import render
 from evaluation.run_metrics import ANSWERS, BITS, NATS
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import (
@@ -363,16 +363,43 @@ def _same_seeds(label: str, seeds: Sequence[str]) -> str:
     )
 
 
+def make_differences(runs: pd.DataFrame) -> list[str]:
+    """Returns how the mean loss of each row differs from that of the first, where they compare.
+
+    They do where both were scored on the same text, as the same kind of likelihood.
+    """
+    key = BITS if runs[BITS].notna().all() else NATS
+    unit = "bits per byte" if key == BITS else "nats per token"
+    rows = [row.dropna(subset=[key]) for _, row in runs.groupby("label", sort=False)]
+    rows = [row for row in rows if len(row)]
+    sentences = []
+    for row in rows[1:]:
+        pair, (first, own) = pd.concat([rows[0], row]), (rows[0].iloc[0], row.iloc[0])
+        texts = {str(_held_out(one)) for one in pair["scored"]}
+        kinds = pair["likelihood"].nunique(), pair["counted"].nunique()
+        if len(texts) > 1 or kinds != (1, 1):
+            continue
+        difference = row[key].mean() - rows[0][key].mean()
+        better = "better" if difference < 0 else "worse"
+        sentences.append(
+            f"{own['label']} minus {first['label']}: {difference:+.4f} {unit}"
+            f"{'' if difference == 0 else f', {better}'} (lower is better)"
+        )
+    return sentences
+
+
 # ---- report, as Markdown and as one HTML page
 
+
+SAMPLES = "What each model writes, from the start of a document"
 
 LOSS_FIGURE, COMPUTE_FIGURE = "loss.svg", "compute.svg"
 LOSS_ALT = "Loss against training tokens, training FLOPs and inference FLOPs per token"
 LOSS_CAPTION = (
     "Lines: what validations have logged, on validation text (they may have read less than all of "
-    "it), one for each seed; a run with one validation is a cross. Large points: the scores of the "
-    "table, with the range of the seeds. Filled points and solid lines are exact, causal "
-    "likelihoods; hollow points and dashed lines are not."
+    "it), means over seeds; a run with one validation is a cross. Large points: the scores of the "
+    "table. Bands and bars are the range of several seeds. Filled points and solid lines are "
+    "exact, causal likelihoods; hollow points and dashed lines are not."
 )
 COMPUTE_ALT = "Shares of the FLOPs of one pass through each model"
 COMPUTE_CAPTION = "What the FLOPs of one pass are spent on, at the context of the scores."
@@ -409,6 +436,10 @@ class ComparisonReport:
     """A line a run, as text."""
     left_out: Mapping[str, str]
     """Runs that could not be read or scored, and why."""
+    differences: Sequence[str] = ()
+    """How much the loss of each row is above or below that of the first one, a sentence each."""
+    samples: Mapping[str, str] = field(default_factory=dict)
+    """A text that each row's first run has written."""
 
 
 def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> str:
@@ -418,6 +449,7 @@ def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> st
     parts = [
         f"# {safe(report.title)}",
         *([html.escape(report.introduction, quote=False)] if report.introduction else []),
+        *(["\n".join(f"- {safe(d)}" for d in report.differences)] if report.differences else []),
         *(f"## {safe(heading)}\n\n{as_markdown(table)}" for heading, table in tables),
         "\n".join(f"- {safe(note)}" for note in report.notes),
         *(f"## {f.heading}\n\n![{f.alt}]({f.file})\n\n{f.caption}" for f in drawn),
@@ -425,6 +457,10 @@ def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> st
         "\n".join(f"- **{state}**: {safe(what)}: {safe(detail)}" for what, state, detail in checks),
         f"## Every run\n\n{as_markdown(report.runs)}",
     ]
+    if report.samples:
+        texts = {name: " ".join(text.split()) for name, text in report.samples.items()}
+        written = "\n".join(f"- **{safe(name)}**: {safe(text)}" for name, text in texts.items())
+        parts.append(f"## {SAMPLES}\n\n{written}")
     if report.left_out:
         lines = (f"- {safe(name)}: {safe(reason)}" for name, reason in report.left_out.items())
         parts.append("## Left out\n\n" + "\n".join(lines))
@@ -433,16 +469,12 @@ def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> st
 
 def report_page(report: ComparisonReport, pictures: Mapping[str, bytes]) -> str:
     """Returns the report as one HTML file without scripts or links; ``pictures`` are SVG."""
-    import jinja2
-
-    template = resources.files("evaluation").joinpath("report.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     figures = [
         {**asdict(figure), "data": base64.b64encode(pictures[figure.file]).decode("ascii")}
         for figure in FIGURES
         if figure.file in pictures
     ]
-    return environment.from_string(template).render(report=report, figures=figures)
+    return render("report.html", report=report, figures=figures, samples=SAMPLES)
 
 
 # ---- output folder

@@ -17,7 +17,7 @@ from lightning_models.outputs import Likelihood
 if TYPE_CHECKING:
     from evaluation.scaling import FittedCurve
 
-FORMATS = (".svg", ".png")
+FORMATS = (".svg", ".png", ".pdf")
 DPI = 150
 COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#a2518f", "#8a8f98", "#b8a12c", "#4fb0c6", "#c44e52")
 """Of lines and points."""
@@ -42,7 +42,7 @@ def check_picture(target: str, key: str = "output") -> Path:
     """
     path = check_target(target, key)
     if path.suffix not in FORMATS:
-        raise ValueError(f"{key} ({path}) must end in {' or '.join(FORMATS)}")
+        raise ValueError(f"{key} ({path}) must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     check_target(path.with_suffix(".csv"), key)
     return path
 
@@ -54,12 +54,22 @@ def write_figure(draw: Callable[[], Any], points: pd.DataFrame, path: Path) -> N
 
 
 def write_picture(figure: Any, path: Path) -> None:
-    """Writes a figure, as SVG if the path ends so, else PNG; the same one makes the same file."""
+    """Writes a figure in the format of the path's ending; the same one makes the same file."""
     import matplotlib as mpl
 
-    form: dict[str, Any] = {"format": "svg" if path.suffix == ".svg" else "png", "dpi": DPI}
+    form: dict[str, Any] = {"format": path.suffix[1:], "dpi": DPI}
+    date = "CreationDate" if path.suffix == ".pdf" else "Date"
     with mpl.rc_context({"svg.hashsalt": "evaluation"}), whole_file(path) as file:
-        figure.savefig(file, metadata={"Date": None}, **form)
+        figure.savefig(file, metadata={date: None}, **form)
+
+
+def write_pages(figures: Sequence[Any], path: Path) -> None:
+    """Writes figures as a PDF file, a page each; the same ones make the same file."""
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    with whole_file(path) as file, PdfPages(file, metadata={"CreationDate": None}) as pages:
+        for figure in figures:
+            pages.savefig(figure)
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
@@ -143,7 +153,9 @@ LOSS_LEGEND_COLUMNS = 3
 def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
     """Returns three panels over one loss; lines are of validations, large points of the scores.
 
-    Runs of a row share a colour, kinds of likelihood have separate dashes and hollow points.
+    Rows have a colour each, the mean of their seeds and, as a band or bars, their range; kinds of
+    likelihood have separate dashes and hollow points. Where validations read other text than the
+    scores, lines and points have panels of their own.
 
     ``runs`` are those with a loss of text, at least one; ``curves`` has ``run``, ``tokens``,
     ``training_flops`` and, as the last column, the loss; ``key`` of ``LOSS_TITLES`` is its column
@@ -152,14 +164,19 @@ def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
     figure, axes = make_panels((12, 4.8), len(COSTS_OF_LOSS), sharey=True)
     panels: dict[str, Any] = dict(zip(COSTS_OF_LOSS, axes, strict=True))
     named: dict[str, Any] = {}
+    pointed = panels
+    if on_other_text(runs, curves, key):
+        pointed = {name: panels[name] for name, (_, cost) in COSTS_OF_LOSS.items() if not cost}
+        for column, panel in panels.items():
+            said = "scores of the table" if column in pointed else "validations, on other text"
+            panel.set_title(said, fontsize=9)
     for number, (label, row) in enumerate(runs.groupby("label", sort=False)):
         colour = COLOURS[number % len(COLOURS)]
         kind = row["likelihood"].iloc[0]
         look = {"color": colour, "linestyle": KIND_DASHES[kind]}
-        for name in row["run"]:
-            _draw_curve(panels, curves[curves["run"] == name], len(row) == 1, **look)
+        _draw_curve(panels, curves[curves["run"].isin(row["run"])], **look)
         shown = label if kind == "exact" else f"{label} ({KINDS[kind]})"
-        named[shown] = _draw_scores(panels, row, row[key], hollow=kind != "exact", **look)
+        named[shown] = _draw_scores(pointed, row, row[key], hollow=kind != "exact", **look)
     for column, panel in panels.items():
         set_costs(panel, COSTS_OF_LOSS[column][0])
     axes[0].set_ylabel(LOSS_TITLES[key])
@@ -167,29 +184,63 @@ def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
     return figure
 
 
-def _draw_curve(panels: Mapping[str, Any], curve: pd.DataFrame, alone: bool, **style: Any) -> None:
-    style |= {"linewidth": 1.4 if alone else 0.8, "alpha": 1.0 if alone else 0.7}
-    style |= {"marker": ".", "markersize": 3}
-    if len(curve) == 1:  # no line, and the large point of the score may cover it
-        style |= {"marker": "x", "markersize": 9, "zorder": 4}
+OTHER_TEXT = 0.002
+"""Share by which a score may differ from a validation of the same text, by rounding and order."""
+
+
+def on_other_text(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> bool:
+    """Returns whether the validation after a run's last step has another loss than its score.
+
+    Validations may read a part of the text, and windows that begin elsewhere.
+    """
+    last = curves.groupby("run").last() if len(curves) else curves
+    scores = runs.set_index("run")
+    for run in scores.index.intersection(last.index):
+        logged, score = float(last.loc[run].iloc[-1]), float(scores.loc[run, key])
+        ended = last.loc[run, "tokens"] >= scores.loc[run, "training_tokens"]
+        if ended and abs(logged - score) > OTHER_TEXT * score:
+            return True
+    return False
+
+
+def _draw_curve(panels: Mapping[str, Any], curves: pd.DataFrame, **style: Any) -> None:
+    """Draws the mean of the runs of a row where all have a validation, with their range."""
+    style |= {"linewidth": 1.4, "marker": ".", "markersize": 3}
     for column, (_, cost) in COSTS_OF_LOSS.items():
-        if cost is not None and len(curve):
-            panels[column].plot(list(curve[cost]), list(curve.iloc[:, -1]), **style)
+        if cost is None or curves.empty:
+            continue
+        points = curves.groupby(curves["steps"].astype(int)).agg(
+            x=(cost, "mean"),
+            mean=(curves.columns[-1], "mean"),
+            low=(curves.columns[-1], "min"),
+            high=(curves.columns[-1], "max"),
+            runs=("run", "size"),
+        )
+        points = points[points["runs"] == points["runs"].max()].astype(float)
+        if len(points) == 1:  # no line, and the large point of the score may cover it
+            style |= {"marker": "x", "markersize": 9, "zorder": 4}
+        panels[column].plot(points["x"], points["mean"], **style)
+        if points["runs"].max() > 1:
+            band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+            panels[column].fill_between(points["x"], points["low"], points["high"], **band)
 
 
 def _draw_scores(
     panels: Mapping[str, Any], row: pd.DataFrame, losses: pd.Series, *, hollow: bool, **style: Any
 ) -> Any:
-    """Draws the means of a row with the range of its seeds; returns what the legend shows."""
+    """Draws the mean of a row with the range of several seeds; returns what the legend shows."""
     mean = statistics.fmean(losses)
-    error = [[mean - min(losses)], [max(losses) - mean]]
-    style |= {"marker": "o", "markersize": 7, "capsize": 3}
+    style |= {"marker": "o", "markersize": 7}
     style |= {"markerfacecolor": "white" if hollow else style["color"]}
+    if len(losses) > 1:
+        style |= {"yerr": [[mean - min(losses)], [max(losses) - mean]], "capsize": 3}
     shown: Any = None
     for column, panel in panels.items():
         costs = row[column].dropna()
         if len(costs):
-            shown = panel.errorbar([statistics.fmean(costs)], [mean], yerr=error, zorder=3, **style)
+            draw = panel.errorbar if len(losses) > 1 else panel.plot
+            shown = draw([statistics.fmean(costs)], [mean], zorder=3, **style)
+            shown = shown if len(losses) > 1 else shown[0]
     return shown
 
 
@@ -351,7 +402,7 @@ def scaling_figure(
         axes.plot(own["x"], own["y"], linestyle="", color=colour, label=label, **style)
     axes.set_xscale("log")
     if all(fit.law == "power" for fit in fits.values()):
-        _log_values(axes, runs["y"])
+        _log_values(axes)
     label_sizes(axes.xaxis)
     axes.set_xlabel(title)
     axes.set_ylabel(
@@ -363,10 +414,12 @@ def scaling_figure(
     return figure
 
 
-def _log_values(axes: Any, values: pd.Series) -> None:
-    from matplotlib.ticker import NullLocator
+def _log_values(axes: Any) -> None:
+    from matplotlib.ticker import MaxNLocator, NullLocator
 
     axes.set_yscale("log")
-    ticks = np.unique(np.geomspace(min(values), max(values), Y_TICKS).round(2))
-    axes.set_yticks(ticks, [f"{tick:.2f}" for tick in ticks])
+    low, high = axes.get_ylim()
+    ticks = MaxNLocator(Y_TICKS, steps=[1, 2, 5, 10]).tick_values(low, high)
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.yaxis.set_minor_locator(NullLocator())

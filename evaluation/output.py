@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,6 +106,18 @@ def write_folder(
 def write_json(path: Path, value: Any) -> None:
     """Writes ``value`` as indented JSON, atomically; nan and infinities become null."""
     write_whole(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns an HTML page from a template of this package, with values as escaped text."""
+    import jinja2
+
+    folder = resources.files("evaluation")
+    loader = jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(template).render(**values)
 
 
 def report_result(table: str, result: Any, target: Path | None) -> None:

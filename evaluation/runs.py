@@ -15,6 +15,7 @@ from evaluation.tables import show_value
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import (
     LOGS,
+    WITHIN,
     Checkpoint,
     Recipe,
     Which,
@@ -50,7 +51,8 @@ def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
     events.Reload()
     for tag in events.Tags()["scalars"]:
         logged = {event.step: event.value for event in events.Scalars(tag)}
-        values[tag] = dict(sorted((values.get(tag, {}) | logged).items()))
+        name = tag.removeprefix(WITHIN)
+        values[name] = dict(sorted((values.get(name, {}) | logged).items()))
     return values
 
 

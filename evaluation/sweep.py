@@ -350,7 +350,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--output",
         type=str,
         required=True,
-        help="Figure to write, .svg or .png; its points are written next to it as .csv.",
+        help="Figure to write, .svg, .png or .pdf; its points are written next to it as .csv.",
     )
 
 

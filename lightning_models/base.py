@@ -6,6 +6,7 @@ and optimiser are here; checkpoints and text generation are mixed in.
 """
 
 import contextlib
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -532,6 +533,20 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         return min(1.0, self._trainer.global_step / steps)
 
     # ---- optimiser
+
+    @property
+    def lr(self) -> float:
+        """The highest learning rate of the schedule, which Lightning's LearningRateFinder sets."""
+        return self.optimizer_config.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.optimizer_config = dataclasses.replace(self.optimizer_config, lr=value)
+        for config in [] if self._trainer is None else self._trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            scheduler.base_lrs = [value] * len(scheduler.base_lrs)
+            for group in scheduler.optimizer.param_groups:
+                group["initial_lr"] = value
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         config = self.optimizer_config

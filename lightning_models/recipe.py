@@ -13,10 +13,12 @@ import functools
 import importlib
 import inspect
 import os
+import re
 import reprlib
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 BASES = {"model": "lightning_models.LanguageModel", "data": "datamodules.LanguageDataModule"}
@@ -278,3 +280,17 @@ def _is_of(value: Any, hint: Any) -> bool:
 def _refused(key: str, value: Any, expected: Any) -> MisfitError:
     name = expected.__name__ if isinstance(expected, type) else str(expected)
     return MisfitError(f"{key} ({reprlib.repr(value)}) must be {name}")
+
+
+# ---- programs in messages
+
+SCRIPTS = {"evaluate.py": "latent-evaluate", "train.py": "latent-train"}
+"""Names of the installed scripts, by the files that do the same."""
+
+
+def as_started(text: str) -> str:
+    """Returns text that calls programs as this one was called: by file, or as installed scripts."""
+    if Path(sys.argv[0]).name in SCRIPTS.values():
+        for file, script in SCRIPTS.items():
+            text = re.sub(rf"(?<![\w/])(python )?{re.escape(file)}", script, text)
+    return text

@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin
 
 from lightning_models.recipe import (
     argument_types,
+    as_started,
     checked_value,
     public_path,
     resolve_class,
@@ -41,6 +42,11 @@ class ExactOptions:
     def __init__(self, *args: Any, allow_abbrev: bool = False, **kwargs: Any) -> None:
         of_parser: Any = super().__init__
         of_parser(*args, allow_abbrev=allow_abbrev, **kwargs)
+
+    def format_help(self) -> str:
+        """Returns the help, in which programs are called as this one was."""
+        of_parser: Any = super()
+        return as_started(of_parser.format_help())
 
     def arguments_of(self, kind: type) -> set[str]:
         """Returns the names of the arguments that options can give to a class."""

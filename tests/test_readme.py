@@ -63,6 +63,7 @@ SAYS = {
     "reversal": "margin",
     "scaling": "exponent",
     "tasks": "lambada_local",
+    "think": "nats a token",
 }
 """Words of what verbs print."""
 
@@ -160,7 +161,7 @@ def test_the_python_of_a_page(page, folder, monkeypatch, capsys):
     capsys.readouterr()
     exec(compile(block, page, "exec"), {})
     assert "noncausal" in capsys.readouterr().out
-    assert (folder / "thoughts.png").stat().st_size > 0
+    assert (folder / "thoughts.html").stat().st_size > 0
 
 
 EXAMPLES = {

@@ -22,6 +22,8 @@ class Verb:
     methods: str = "none"
     """Methods that it takes: 'every' one, those of 'texts', those that continue 'prompts', or
     'none' that are not its own subject."""
+    ending: str = ".json"
+    """Of the file that ``--output`` names."""
     checkpoint: str = "--ckpt"
     """Option that names checkpoints; none: they stand alone."""
 
@@ -54,6 +56,14 @@ VERBS = [
         methods="prompts",
     ),
     Verb("reason", reports=False, batched=False),
-    Verb("sweep", "--output {folder}/sweep.svg", False, False, checkpoint="--ckpts"),
+    Verb("think", "--text thought", False, False, methods="every", ending=".html"),
+    Verb(
+        "sweep",
+        "--output {folder}/sweep.svg",
+        False,
+        False,
+        ending=".svg",
+        checkpoint="--ckpts",
+    ),
     Verb("compare", "", False, False, checkpoint=""),
 ]

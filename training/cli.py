@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning as L
 from jsonargparse import Namespace
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -126,6 +126,12 @@ class LatentCLI(CheckpointParsing):
             raise UserError(
                 f"{ACCUMULATE} follows from data.global_batch and the number of devices; leave it "
                 "out, or set data.global_batch to null"
+            )
+        if any(isinstance(each, BatchSizeFinder) for each in vars(self.trainer)["callbacks"]):
+            raise UserError(
+                "trainer.callbacks (BatchSizeFinder): the batch belongs to the experiment, so no "
+                "callback changes it; python train.py plan shows which batch_size fits, and "
+                "data.global_batch keeps the batch of a step whatever fits"
             )
         self.datamodule.step_batch(self.devices, self.trainer.accumulate_grad_batches)
 

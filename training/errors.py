@@ -37,6 +37,8 @@ CURES = (
 """What messages of Python, numpy and torch say of too large and misspelt values; and the cures."""
 
 
+MISSING = re.compile(r"Requirement '(wandb|mlflow)\b[^']*' not met")
+"""What Lightning's loggers say where their package is not installed."""
 TRACKERS = ("wandb", "mlflow")
 """Packages of loggers, whose own errors are of accounts, servers and stores."""
 
@@ -72,6 +74,9 @@ def explain(error: BaseException) -> str | None:
     for cause in _causes(error):
         if _is_ours(cause):
             return _without_worker(str(cause))
+    if (package := MISSING.search(str(error))) is not None:
+        name = package[1]
+        return f"trainer.logger needs {name}; install it with pip install -e '.[{name}]'"
     if type(error).__module__.partition(".")[0] in TRACKERS:
         return _one_line(str(error))  # no key, no server
     if isinstance(error, argparse.ArgumentError):

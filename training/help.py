@@ -28,7 +28,7 @@ VERB_DESCRIPTION = (
 )
 
 
-class TrainingParser(ExactOptions, LightningArgumentParser):
+class TrainingParser(ExactOptions, LightningArgumentParser):  # type: ignore[misc]
     """A parser that takes options by their full names alone."""
 
 

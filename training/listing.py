@@ -19,7 +19,7 @@ from datamodules.sources import StepBatch
 from datamodules.store import Split
 from datamodules.tokenizers import TokenizerUnavailableError
 from lightning_models import LanguageModel
-from lightning_models.recipe import resolve_class
+from lightning_models.recipe import as_started, resolve_class
 from training.errors import PROJECT, UserError
 from training.synthetic import SENTENCE_SLOTS
 
@@ -49,7 +49,8 @@ def look_up(path: Path) -> dict[str, Any]:
 
     Returns:
         The config, the model's class, its parameters, FLOPs per token of training, and tokens of
-        the run or, where only its text can tell them, None and the number of epochs.
+        the run or, where only its text can tell them, None and the number of epochs; whether FLOPs
+        and tokens are ``estimated``, as rows are as long as their texts and none is prepared.
 
     Raises:
         UserError: If the config names what this project does not have.
@@ -76,6 +77,7 @@ def look_up(path: Path) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
         "flops_per_token": model.flops_per_token(context, training=True),
         "tokens": planned_tokens(data, trainer, row_tokens(data)),
+        "estimated": data.rows != "windows" and not is_prepared(data),
         "epochs": None if trainer.get("max_steps", -1) > 0 else trainer.get("max_epochs"),
     }
 
@@ -181,7 +183,9 @@ def answered_share(
 def main(argv: list[str]) -> int:
     """Prints the table, or JSON, and returns the exit code."""
     parser = argparse.ArgumentParser(
-        "python train.py list", description=DESCRIPTION, allow_abbrev=False
+        as_started("python train.py list"),
+        description=as_started(DESCRIPTION),
+        allow_abbrev=False,
     )
     parser.add_argument(
         "folder", nargs="?", default=None, help="of configs; default: this project's"
@@ -204,18 +208,28 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _length(row: Mapping[str, Any]) -> str:
+    """Returns the tokens of a run, where they are not known its epochs, or a dash."""
+    if row["tokens"] is None:
+        return "-" if row["epochs"] is None else f"{row['epochs']} epochs"
+    return "~" * row["estimated"] + quantity(row["tokens"])
+
+
 def as_table(rows: list[dict[str, Any]]) -> str:
     """Returns the table of runs for people."""
+    guessed = any(row["estimated"] for row in rows)
     headers = ["config", "model", "parameters", "FLOPs/token", "tokens"]
     cells = [
         [
             row["config"].removeprefix("configs/").removesuffix(".yaml"),
             row["model"],
             quantity(row["parameters"]),
-            quantity(row["flops_per_token"]),
-            f"{row['epochs']} epochs" if row["tokens"] is None else quantity(row["tokens"]),
+            "~" * row["estimated"] + quantity(row["flops_per_token"]),
+            _length(row),
         ]
         for row in rows
     ]
     table = tabulate(cells, headers, colalign=("left", "left", "right", "right", "right"))
-    return f"{table}\n\n{len(rows)} runs: python train.py fit -c configs/CONFIG.yaml"
+    about = "\n~ at rows of a usual length: texts decide." if guessed else ""
+    call = as_started("python train.py fit -c configs/CONFIG.yaml")
+    return f"{table}\n\n{len(rows)} runs: {call}{about}"

@@ -6,7 +6,7 @@ Checkpoints, records and files of analyses lie in the run's folder, wherever its
 import csv
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,13 @@ from lightning_models.atomic_files import write_whole
 from lightning_models.checkpoint import Checkpoint
 from training.errors import UserError
 
+HPARAM_METRICS = ("val/loss", "val/bpb", "train/loss")
+"""Logged values that TensorBoard shows next to hyperparameters."""
+TRAINER_KEYS = (
+    *("max_steps", "max_epochs", "precision", "strategy", "devices", "num_nodes"),
+    *("accumulate_grad_batches", "gradient_clip_val"),
+)
+"""Options of the trainer that are hyperparameters."""
 PROJECT_NAME = "latent-thinking"
 """Project of W&B and experiment of MLflow, unless their environment variables name another."""
 
@@ -78,6 +85,25 @@ def _as_text(value: Any) -> str:
 
 class EventLog(_Once, TensorBoardLogger):
     """TensorBoard."""
+
+    takes_config = True
+    """See ``_InRunFolder``."""
+
+    def log_hyperparams(
+        self, params: Any, metrics: dict[str, Any] | None = None, step: int | None = None
+    ) -> None:
+        """Fills the tab HPARAMS, next to metrics that the run logs, and ``hparams.yaml``.
+
+        Only the configuration of the run is shown; what the trainer hands over has no names.
+        """
+        from torch.utils.tensorboard.summary import hparams  # takes a second
+
+        if not isinstance(params, Mapping) or "model" not in params:
+            return
+        shown = hyperparameters(params)
+        super().log_hyperparams(shown)
+        for summary in hparams(shown, dict.fromkeys(HPARAM_METRICS, 0.0)):
+            self.experiment._get_file_writer().add_summary(summary)
 
 
 class MetricsFile(_Once, CSVLogger):
@@ -183,6 +209,29 @@ class MLFlowRun(_InRunFolder, MLFlowLogger):
         """Logs the configuration of a new run; MLflow lets nobody change it afterwards."""
         if self._is_new:
             super().log_hyperparams(params)
+
+
+# ---- hyperparameters
+
+
+def hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Returns the values of a configuration that a run may differ in, by dotted names.
+
+    Args:
+        config: The configuration of the verb fit.
+    """
+    trainer = {key: config.get("trainer", {}).get(key) for key in TRAINER_KEYS}
+    named = {key: config.get(key) for key in ("seed_everything", "model", "data")}
+    return dict(_flat({**named, "trainer": trainer}))
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            inner = name if key == "init_args" else f"{name}.{key}".lstrip(".")
+            yield from _flat(each, inner.removesuffix(".class_path"))
+    elif value is not None:
+        yield name, value if isinstance(value, bool | int | float | str) else str(value)
 
 
 # ---- the loggers of a run by name

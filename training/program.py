@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from callbacks import NonFiniteError
 from callbacks.hooks import AgreedEnd
+from lightning_models.recipe import as_started
 from training import listing
 from training.cli import LatentCLI
 from training.errors import LOST_LINE, LOST_PROCESS, check_verb, explain, lost_process
@@ -63,7 +64,7 @@ def main(args: list[str] | None = None) -> int:
             raise
         if (code := code_without_report(error)) is not None:
             return code
-        print(f"error: {message}", file=sys.stderr)
+        print(as_started(f"error: {message}"), file=sys.stderr)
         return LOST_PROCESS if isinstance(error, LostRankError) else 2
     return 0
 

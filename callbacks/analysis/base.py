@@ -13,9 +13,9 @@ import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, ones_like
 
-from callbacks.analysis.report import AnalysisReport, as_pixels
+from callbacks.analysis.report import AnalysisReport, as_tiles, say_step
 from callbacks.hooks import EvaluationHooks, check_least, gather
-from callbacks.logging import log_images, log_text
+from callbacks.logging import log_details, log_images, log_text
 from callbacks.random_state import undisturbed
 from callbacks.trainer_state import tokenizer_of
 from lightning_models.atomic_files import check_folder
@@ -120,6 +120,8 @@ class Analysis(EvaluationHooks, ABC):
     """Kind of the analysed batches, one of ``LanguageModel.reads``."""
     image_tag: ClassVar[str]
     """Group of its figures in TensorBoard, next to scalars of the same group."""
+    cards: ClassVar[tuple[str, ...]] = ("*",)
+    """Patterns of scalars that TensorBoard shows, at most ten cards with the figures."""
 
     def __init__(
         self,
@@ -282,6 +284,8 @@ class Analysis(EvaluationHooks, ABC):
         A full disk does not end the training.
         """
         drawn = report.drawn()
+        for figure in drawn.values():
+            say_step(figure, self._step(trainer))
         try:
             report.write(self._folder, prefix, drawn)
         except OSError as error:
@@ -290,13 +294,13 @@ class Analysis(EvaluationHooks, ABC):
         step = self._log_step(trainer)
         for logger in trainer.loggers:
             for name, figure in drawn.items():
-                log_images(logger, f"{self.image_tag}/{name}", [as_pixels(figure)], step)
+                log_images(logger, f"{self.image_tag}/{name}", as_tiles(figure), step)
             for name, text in report.markdown.items():
                 log_text(logger, name, text, step)
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
         for logger in trainer.loggers if scalars else ():
-            logger.log_metrics(dict(scalars), self._log_step(trainer))
+            log_details(logger, scalars, self._log_step(trainer), self.cards)
 
     def _give_up_sweeps(self, reason: str) -> None:
         self._unable_to_sweep = True

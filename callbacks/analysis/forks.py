@@ -71,7 +71,7 @@ MOST_WEIGHTS = 1 << 26
 STREAMS = 4
 """Streams of a token to reckon with there."""
 MOST_POINTS = 4000  # of a scatter plot
-LINE_TOKENS, LINES = 48, 3  # of the map of tokens
+LINE_TOKENS, LINES = 16, 6  # of the map of tokens
 LEAST_TOKENS = 10  # of its width: the heading needs that
 TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # inches of a token, and of the names of fork layers
 
@@ -101,6 +101,7 @@ class ForkAnalysis(Analysis):
     of_tests = True
     tag = "fork_analysis"
     image_tag = "forks"
+    cards = ("forks/per_token", "forks/budget_use", "forks/entropy/mean")
 
     def __init__(
         self,
@@ -217,6 +218,7 @@ class ForkRecorder:
         self._latest: Any = None
         self._layer = 0
         self._streams: list[Tensor] = []
+        self._fates: dict[str, Tensor] = {}
         self._entropy: Tensor | None = None
 
     @property
@@ -255,6 +257,12 @@ class ForkRecorder:
         older = before.real & ~before.original
         forks = after.real & ~after.original
         p = after.log_p.detach().double().exp()
+        for name, streams, chosen in (
+            ("created", after, is_fork),
+            ("kept", before, older & alive),
+            ("deleted", before, older & ~alive),
+        ):
+            self._fates[f"{name}_layer{self._layer}"] = _by_token(streams, chosen.long(), chosen)
         tokens, num_older = float(after.original.sum()), float(older.sum())
         created, kept = float(is_fork.sum()), float((older & alive).sum())
         for measure, total, count in (
@@ -324,6 +332,17 @@ class ForkRecorder:
         chosen = {name: values.cpu().numpy()[real] for name, values in columns.items()}
         position, ids = real.cumsum(axis=1)[real] - 1, batch["tokens"].cpu().numpy()[real]
         return pd.DataFrame({"place": position, "id": ids, **chosen})
+
+    def fates(self, batch: dict[str, Any]) -> pd.DataFrame:
+        """Returns a table of the forks of each real token, at each fork layer l.
+
+        ``created_layer<l>``, ``kept_layer<l>`` and ``deleted_layer<l>``: new forks, and older ones
+        that are there after the layer, and that are not.
+
+        The batch has ``tokens`` (B, T), and ``mask`` where rows are padded.
+        """
+        real = real_tokens(batch)
+        return pd.DataFrame({name: n.cpu().numpy()[real] for name, n in self._fates.items()})
 
     def _add(self, measure: str, total: Any, count: Any) -> None:
         line = {"measure": measure, "total": float(total), "count": float(count)}

@@ -104,6 +104,7 @@ class GateAnalysis(Analysis):
     tag = "gate_analysis"
     reads = "sentences"
     image_tag = "gate"
+    cards = ("gradient_share/memory_attention", "gradient_reach/*")
 
     def __init__(
         self,
@@ -592,14 +593,14 @@ def gates_figure(tables: Tables) -> Any:
 
 
 def shares_figure(tables: Tables) -> Any:
-    """Draws Fig. 8: the gradient share of each component, as a mean and over training."""
+    """Draws Fig. 8: the gradient share of each component over training, its mean in the legend."""
     by_component = tables["gradient_share"]
-    figure, (pie, over) = panels(11, 3.8, 2)
-    shown = {n: pair for n, pair in SHOWN_COMPONENTS.items() if by_component[n].any()}
-    means = by_component[list(shown)].mean()
-    colors = [color for _, color in shown.values()]
-    pie.pie(means, colors=colors, startangle=90, autopct="%.0f%%", wedgeprops={"edgecolor": "w"})
-    pie.set_title(f"mean over {len(by_component)} steps", fontsize=10)
+    figure, (over,) = panels(6.4, 4.0, 1)
+    shown = {
+        name: (f"{label}, mean {by_component[name].mean():.0%}", color)
+        for name, (label, color) in SHOWN_COMPONENTS.items()
+        if by_component[name].any()
+    }
     clock, label = _clock(by_component)
     draw_lines(over, by_component, clock, shown, _style(by_component))
     over.set_ylim(0, 1)

@@ -83,6 +83,7 @@ class PosteriorAnalysis(Analysis):
 
     tag = "posterior_analysis"
     image_tag = "posterior"
+    cards = ("posterior/elbo", "posterior/nll", "posterior/nll_other", "posterior/kl")
 
     def __init__(
         self,

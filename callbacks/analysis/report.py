@@ -4,6 +4,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,32 @@ def as_pixels(figure: Any) -> np.ndarray:
     return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
+def as_tiles(figure: Any) -> list[np.ndarray]:
+    """Returns a figure as one image a column of panels, uint8 (height, width, 3), left to right.
+
+    Loggers show images in narrow tiles, in which a row of panels could not be read.
+    """
+    pixels = as_pixels(figure)
+    columns: dict[int, list[Any]] = {}
+    for ax in figure.axes:
+        spec = ax.get_subplotspec()
+        # a colour bar has no place in the grid, and belongs to the panel on its left
+        column = max(columns, default=0) if spec is None else spec.colspan.start
+        columns.setdefault(column, []).append(ax.get_tightbbox())
+    boxes = [columns[column] for column in sorted(columns)]
+    borders = [
+        (max(box.x1 for box in left) + min(box.x0 for box in right)) / 2
+        for left, right in pairwise(boxes)
+    ]
+    ends = [0, *(round(border) for border in borders), pixels.shape[1]]
+    return [pixels[:, start:end] for start, end in pairwise(ends)]
+
+
+def say_step(figure: Any, step: int) -> None:
+    """Writes at the foot of a figure after how many optimiser steps it was made."""
+    figure.supxlabel(f"after {step:,} optimiser steps", fontsize=7, x=0.99, ha="right")
+
+
 def panels(
     width: float, height: float, columns: int, rows: int = 1, **options: Any
 ) -> tuple[Any, list[Any]]:
@@ -150,15 +177,26 @@ def draw_bars(ax: Any, table: pd.DataFrame, x: str, shown: Shown) -> None:
 
 
 def finish(ax: Any, x: str, y: str = "", *, whole: bool = False, **legend: Any) -> None:
-    """Labels an axis, ``whole`` if x has whole numbers, with a legend where there are labels."""
+    """Labels an axis, ``whole`` if x has whole numbers, with a legend where there are labels.
+
+    A panel in which nothing is drawn says so.
+    """
     from matplotlib.ticker import MaxNLocator
 
     ax.set_xlabel(x)
     ax.set_ylabel(y)
+    if _is_empty(ax):
+        ax.text(0.5, 0.5, "no values", ha="center", va="center", transform=ax.transAxes)
     if whole:
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if ax.get_legend_handles_labels()[0]:
         ax.legend(frameon=False, fontsize=8, **legend)
+
+
+def _is_empty(ax: Any) -> bool:
+    """Returns whether nothing is drawn in a panel, or nothing that is finite."""
+    drawn = any(np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any() for line in ax.lines)
+    return not (drawn or ax.patches or ax.collections or ax.images)
 
 
 def shades(count: int) -> list[tuple[float, ...]]:

@@ -106,6 +106,7 @@ class StepAllocation(Analysis):
 
     tag = "step_allocation"
     image_tag = "steps"
+    cards = ("steps/mean",)
 
     def __init__(
         self,

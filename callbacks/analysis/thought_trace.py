@@ -86,6 +86,7 @@ class ThoughtTrace(Analysis):
     tag = "thought_trace"
     reads = "reasoning"
     image_tag = "thoughts"
+    cards = ("thoughts/accuracy", "thoughts/accuracy_nontrivial", "thoughts/rounds")
 
     def __init__(
         self,

@@ -247,7 +247,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser,
         output="JSON file to write.",
         answers_file="JSONL file, an answer a line.",
-        figure="Figure to write, .svg or .png, of accuracies by group; points as .csv next to it.",
+        figure="Figure to write, .svg, .png or .pdf, of accuracies by group; points as .csv "
+        "next to it.",
     )
     parser.add_argument(
         "--against",

@@ -18,6 +18,7 @@ from lightning_models.checkpoint.content import Which as Which
 from lightning_models.checkpoint.finding import AUTO as AUTO
 from lightning_models.checkpoint.finding import LOGS as LOGS
 from lightning_models.checkpoint.finding import RESULTS as RESULTS
+from lightning_models.checkpoint.finding import WITHIN as WITHIN
 from lightning_models.checkpoint.finding import find_checkpoint as find_checkpoint
 from lightning_models.checkpoint.finding import has_log as has_log
 from lightning_models.checkpoint.finding import newest_checkpoint as newest_checkpoint

@@ -19,6 +19,8 @@ RUNS = Path("runs")
 """Where training writes runs by default."""
 LOGS = ("events.out.tfevents.*", "metrics.csv")
 """Names of the files that a run logs to."""
+WITHIN = "within."
+"""Begins the tags of analyses in TensorBoard, which sorts them behind ``train/`` and ``val/``."""
 
 _Source = TypeVar("_Source")
 

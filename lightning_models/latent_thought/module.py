@@ -256,6 +256,7 @@ class LatentThoughtLM(LanguageModel):
         chain), ``kl`` (B, Z), ``nll`` (B,) at the scored sample, ``nll_other`` (B,) at that of
         another row (None where there is no other), ``targets`` (B,), ``informed`` (B,) bool,
         ``kl_floor``, nats of a sequence (:func:`divergence_floor`), and ``latents_per_layer``;
+        ``prior_log_prob``: ``log_prob`` (B, T) of the targets in nats at the prior's mean, z = 0;
         ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token under z; and
         what ``infer`` records.
         """
@@ -295,6 +296,11 @@ class LatentThoughtLM(LanguageModel):
             )
         if given:
             return Scores(log_prob, log_prob.new_zeros(len(log_prob)), number, "estimate")
+        if wants("prior_log_prob"):
+            with torch.no_grad():
+                h = self.network(reading.start, torch.zeros_like(z))
+            found = token_scores(h, self.network.output_matrix, targets)
+            record("prior_log_prob", log_prob=found.log_prob)
         kl = divergence.detach().sum(dim=1)
         return Scores(log_prob, -kl.masked_fill(~reading.informed, 0.0), number, self.likelihood)
 

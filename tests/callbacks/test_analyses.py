@@ -16,6 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from callbacks.analysis.base import Findings
 from callbacks.random_state import undisturbed
+from evaluation.runs import read_scalars
+from lightning_models.checkpoint import WITHIN
 from tests.callbacks.analyses import BY_NAME, CASES
 from tests.callbacks.written import columns, names, read_csv, scalars
 
@@ -56,15 +58,28 @@ def test_everything_is_written_after_every_nth_validation(case, data_of, make_tr
     events = EventAccumulator(str(log)).Reload()
     tags, found = events.Tags(), scalars(folder, 2)
     pictures = {name.removesuffix(".png") for name in expected | of_run if name.endswith(".png")}
-    assert set(tags["images"]) == {f"{case.kind.image_tag}/{name}/1" for name in pictures}
-    of_analysis = tuple(case.prefix.split())
-    assert {name for name in tags["scalars"] if name.startswith(of_analysis)} == set(found)
+    tiles = {tag.rpartition("/")[0] for tag in tags["images"]}
+    assert tiles == {f"{WITHIN}{case.kind.image_tag}/{name}" for name in pictures}
+    of_analysis = tuple(WITHIN + prefix for prefix in case.prefix.split())
+    details = {tag for tag in tags["scalars"] if tag.startswith(WITHIN)}
+    shown = {tag for tag in details if tag.startswith(of_analysis)}
+    assert shown
+    assert shown <= {WITHIN + name for name in found}
     kinds = [set(tags["scalars"]), set(tags["images"])]
     assert len(set.union(*kinds)) == sum(map(len, kinds))  # TensorBoard shows one kind a tag
-    for name, value in found.items():
-        (event,) = events.Scalars(name)
+    assert max(tags["scalars"], key=str.lower).startswith(WITHIN)  # behind loss and learning rate
+    assert {"val/loss", "lr"} < {tag for tag in tags["scalars"] if tag < WITHIN}
+    assert len(details) + len(tags["images"]) <= 10
+    for tag in shown:
+        (event,) = events.Scalars(tag)
         assert event.step == 1  # that of the validation's own scalars
-        assert event.value == pytest.approx(value, rel=1e-4)
+        assert event.value == pytest.approx(found[tag.removeprefix(WITHIN)], rel=1e-4)
+    logged = read_scalars(log)
+    assert {tag.removeprefix(WITHIN) for tag in details} <= set(logged)
+    for tag in tags["images"]:
+        image = events.Images(tag)[0]  # those of the run come once more at its end
+        assert image.step in (1, 2)
+        assert image.width <= 800  # can be read in a tile
 
 
 @EACH

@@ -377,7 +377,7 @@ def test_rows_of_padding_alone_are_reported():
     assert report.drawn()
 
 
-@pytest.mark.parametrize(("tokens", "columns"), [(3, LEAST_TOKENS), (20, 20), (60, LINE_TOKENS)])
+@pytest.mark.parametrize(("tokens", "columns"), [(3, LEAST_TOKENS), (13, 13), (60, LINE_TOKENS)])
 def test_the_map_of_tokens_is_as_wide_as_the_text(tokens, columns):
     row = pd.DataFrame({"text": ["a"] * tokens, "streams_layer1": [1] * tokens})
     figure = tokens_figure({"tokens": row})

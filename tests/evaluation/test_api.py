@@ -209,10 +209,7 @@ def test_thoughts_stand_where_they_are_thought():
 
 def test_what_cannot_be_done_is_said():
     plain, gestalt, asked = (opened(name) for name in ("transformer", *METHODS[-2:]))
-    with pytest.raises(ValueError, match="TransformerLM records nothing to show"):
-        plain.think(TEXT)
-    with pytest.raises(ValueError, match="begins with the second one"):
-        gestalt.think("One")
+    assert gestalt.think("One").analysis == "loss"  # memory begins with the second sentence
     with pytest.raises(ValueError, match="reads 32 at once"):
         plain.think("a" * 40)
     with pytest.raises(ValueError, match="give the question as context"):

@@ -606,3 +606,20 @@ def test_names_of_runs_are_neither_html_nor_links_in_markdown(compare, checkpoin
 def test_named_runs_are_rows_of_these_names(compare, runs, named, labels):
     _, rows = compare(*(f"{name}={runs / run}" for run, name in named.items()))
     assert sorted(row["label"] for row in rows) == labels
+
+
+def test_a_comparison_as_pdf_and_its_samples(compare, runs, evaluates, tmp_path):
+    printed, _ = compare(runs / "plain_1", runs / "ponder", "--sample_tokens", 3)
+    assert "plain_1 minus ponder: +" in printed  # rows are sorted by loss
+    samples = printed.partition("## What each model writes")[2]
+    assert "**plain_1**: " in samples
+    assert "**ponder**: " in samples
+    assert "What each model writes" in (tmp_path / "report" / "report.html").read_text()
+    target = tmp_path / "x.pdf"
+    for _ in range(2):
+        shown = evaluates("compare", runs / "plain_1", "--sample_tokens", 0, "--output", target)
+        assert "What each model writes" not in shown
+        first = target.read_bytes()
+    assert first == target.read_bytes()
+    assert first.startswith(b"%PDF")
+    assert first.count(b"/Type /Page ") == 2

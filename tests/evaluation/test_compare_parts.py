@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from evaluation.compare import curves_frame
-from evaluation.compare_report import FILES, close, equal, report_folder, same_parts
+from evaluation.compare_report import (
+    FILES,
+    close,
+    equal,
+    make_differences,
+    report_folder,
+    same_parts,
+)
+from evaluation.figures import compare_figure
 from evaluation.output import write_folder
 from evaluation.run_metrics import (
     RunMetrics,
@@ -322,3 +330,74 @@ def test_folders_of_others_are_refused(tmp_path):
             report_folder(str(path))
     (tmp_path / "empty").mkdir()
     assert report_folder(str(tmp_path / "empty")) == tmp_path / "empty"
+
+
+# ---- differences and the figure of losses
+
+
+def compared(*losses, kinds=("exact", "exact"), seeds=2):
+    """Two rows of seeds with these losses."""
+    held = {"text": "t", "split": "val", "bytes": 9}
+    rows = [
+        {"run": f"{label}{seed}", "label": label, "bits_per_byte": loss + 0.1 * seed}
+        | {"likelihood": kind, "counted": "all", "scored": held, "training_tokens": 20.0}
+        | {"flops": 40.0, "inference_flops_per_token": 5.0, "nats_per_token": loss}
+        for label, loss, kind in zip("ab", losses, kinds, strict=True)
+        for seed in range(seeds)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_differences_have_their_sign_and_one_kind():
+    (worse,) = make_differences(compared(1.0, 1.5))
+    assert worse == "b minus a: +0.5000 bits per byte, worse (lower is better)"
+    (better,) = make_differences(compared(1.0, 0.75))
+    assert better.startswith("b minus a: -0.2500 bits per byte, better")
+    assert make_differences(compared(1.0, 0.5, kinds=("exact", "lower_bound"))) == []
+
+
+def logged(runs, above=0.0):
+    """Two validations of each run, the last of which is that much above the score."""
+    return pd.DataFrame(
+        [
+            {"run": run.run, "label": run.label, "steps": step, "tokens": 10.0 * step}
+            | {
+                "training_flops": 20.0 * step,
+                "val/bpb": run.bits_per_byte + (1.0, above)[step - 1],
+            }
+            for run in runs.itertuples()
+            for step in (1, 2)
+        ],
+        dtype=object,
+    )
+
+
+def test_seeds_are_a_mean_with_a_band_and_one_seed_has_no_bar():
+    runs = compared(1.0, 1.5)
+    panel = compare_figure(runs, logged(runs), "bits_per_byte").axes[0]
+    lines = [line for line in panel.lines if len(line.get_xdata()) == 2]
+    assert [list(line.get_ydata()) for line in lines] == [
+        pytest.approx([2.05, 1.05]),
+        pytest.approx([2.55, 1.55]),
+    ]
+    bands = [each for each in panel.collections if each.get_alpha() == 0.2]
+    assert [sorted({*band.get_paths()[0].vertices[:, 1].round(2)}) for band in bands] == [
+        [1.0, 1.1, 2.0, 2.1],
+        [1.5, 1.6, 2.5, 2.6],
+    ]
+    assert len(panel.containers) == 2
+    alone = compared(1.0, 1.5, seeds=1)
+    assert not compare_figure(alone, logged(alone), "bits_per_byte").axes[0].containers
+
+
+def test_points_of_other_text_stand_apart():
+    runs = compared(1.0, 1.5)
+    same = compare_figure(runs, logged(runs), "bits_per_byte").axes
+    assert [panel.get_title() for panel in same] == ["", "", ""]
+    apart = compare_figure(runs, logged(runs, above=0.05), "bits_per_byte").axes
+    assert [panel.get_title() for panel in apart] == [
+        "validations, on other text",
+        "validations, on other text",
+        "scores of the table",
+    ]
+    assert [len(panel.containers) for panel in apart] == [0, 0, 2]

@@ -59,7 +59,7 @@ def result_of(evaluates, verb_files, tmp_path):
     """Runs a command on a checkpoint; returns its result."""
 
     def run(verb, checkpoint, *options):
-        target = tmp_path / "result.json"
+        target = tmp_path / f"result{verb.ending}"
         printed = evaluates(*verb.command(checkpoint, verb_files, "--output", target, *options))
         assert printed
         return json.loads(target.read_text()) if verb.reports else target.read_text()
@@ -188,7 +188,7 @@ def test_a_best_that_there_is_not_is_refused(verb, fails, named_path, verb_files
 def test_what_cannot_be_written_is_named_before_the_work(
     verb, fails, named_path, verb_files, tmp_path, no_work
 ):
-    name = "result.svg" if verb.name == "sweep" else "result.json"
+    name = f"result{verb.ending}"
     for target, expected in (
         (tmp_path / "nowhere" / name, "nowhere does not exist; create it"),
         (tmp_path, "is a folder; name a file in it"),

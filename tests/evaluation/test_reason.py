@@ -428,7 +428,7 @@ def test_tokens_cannot_be_scored_one_by_one(fails, reasoners):
         (["--replace_latents", "ones"], "--replace_latents: "),
         (["--mode", "rank"], "mode (rank)"),
         (["--against", "chunk_size"], "against (chunk_size)"),
-        (["--figure", "x.pdf"], "figure (x.pdf)"),
+        (["--figure", "x.gif"], "figure (x.gif)"),
         (["--figure", "x.svg", "--against", "width"], "against (width)"),
         (["--figure", "x.svg", "--against", "grid"], "against (grid)"),
         (["--label", "width"], "label (width)"),

@@ -109,7 +109,7 @@ def test_settings_are_changed_where_there_are_any(sweep):
         (["--set.dimm", "3"], "none of the models has the setting dimm"),
         (["--label", "width"], "label (width) is no key"),
         (["--limit_batches", "0"], "--limit_batches: "),
-        (["--output", "pareto.pdf"], "must end in .svg or .png"),
+        (["--output", "pareto.gif"], "must end in .svg, .png or .pdf"),
     ],
 )
 def test_wrong_options_end_in_one_line(fails, runs, tmp_path, options, expected):

@@ -235,3 +235,29 @@ def test_training_without_a_validation_split_says_so_in_one_line(tmp_path):
     refused = run(TRAIN, "validate", f"--ckpt_path={checkpoint}", *common)
     assert refused.returncode == 2
     assert "error: The val split is empty." in refused.stderr
+
+
+FINDER = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=40")
+FLAT = ("--model.optimizer.schedule=constant", "--model.optimizer.warmup=0")
+
+
+def test_the_learning_rate_finder_trains_as_if_its_rate_were_typed(fit, tmp_path):
+    steps = ("--trainer.max_steps=3", "--trainer.log_every_n_steps=1", *FLAT)
+    assert fit(tmp_path / "found", *steps, *FINDER) == 0
+    found = load(checkpoint_folder(tmp_path / "found") / "last.ckpt")
+    rate = found["recipe"]["model"]["init_args"]["optimizer"]["lr"]
+    assert {group["lr"] for group in found["optimizer_states"][0]["param_groups"]} == {rate}
+    assert fit(tmp_path / "typed", *steps, f"--model.optimizer.lr={rate!r}") == 0
+    typed = load(checkpoint_folder(tmp_path / "typed") / "last.ckpt")
+    for name, weight in typed["state_dict"].items():
+        assert torch.equal(found["state_dict"][name], weight), name
+    assert fit(tmp_path / "default", *steps) == 0
+    default = load(checkpoint_folder(tmp_path / "default") / "last.ckpt")
+    assert default["recipe"]["model"]["init_args"]["optimizer"]["lr"] != rate
+
+
+def test_no_callback_changes_the_batch(fit, tmp_path, capsys):
+    assert fit(tmp_path, "--trainer.callbacks+=BatchSizeFinder") == 2
+    said = capsys.readouterr().err
+    assert "trainer.callbacks (BatchSizeFinder)" in said
+    assert "python train.py plan" in said

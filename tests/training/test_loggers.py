@@ -4,6 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
+from lightning_utilities.core.imports import RequirementCache
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from callbacks.logging import log_images, log_text
 from evaluation.runs import find_compared, read_scalars
@@ -118,3 +121,23 @@ def test_mlflow_takes_values_text_and_figures_and_goes_on(fit, tmp_path):
     artifacts = tmp_path / "mlartifacts" / logger.run_id / "artifacts"
     assert (artifacts / "figure" / "1" / "step=3.png").stat().st_size > 0
     assert "word" in (artifacts / "text" / "step=3.md").read_text()
+
+
+def test_tensorboard_has_the_settings_of_a_run(fit, tmp_path):
+    assert fit(tmp_path, "--name=a", "--trainer.max_steps=1", *CONSTANT) == 0
+    saved = yaml.safe_load((tmp_path / "a" / "hparams.yaml").read_text())
+    assert saved["model"] == "lightning_models.TransformerLM"
+    assert (saved["model.config.dim"], saved["trainer.max_steps"]) == (16, 1)
+    assert saved["data.batch_size"] == 4
+    events = EventAccumulator(str(tmp_path / "a")).Reload()
+    kept = events.summary_metadata
+    start = kept["_hparams_/session_start_info"].plugin_data.content
+    assert b"model.config.dim" in start
+    assert b"val/loss" in kept["_hparams_/experiment"].plugin_data.content
+
+
+def test_a_logger_without_its_package_names_the_extra(fit, tmp_path, capsys, monkeypatch):
+    missing = RequirementCache("wandb>=9999")
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", missing)
+    assert fit(tmp_path, "--trainer.max_steps=1", "--trainer.logger=WandbLogger") == 2
+    assert "pip install -e '.[wandb]'" in capsys.readouterr().err

@@ -287,7 +287,8 @@ class LatentNetwork(TextNetwork):
         """Returns the hidden states of tokens.
 
         Records ``latents``: ``states``, a list of the inputs (B, D) of each of the m columns of
-        latents, part of the graph, and ``latent`` (B, m) bool, which of them are latents.
+        latents, part of the graph, and ``latent`` (B, m) bool, which of them are latents; and
+        ``latent_states``: ``states`` (B, m, D), the normed states that latents are made of.
 
         Args:
             tokens: (B, T) int64.
@@ -321,7 +322,9 @@ class LatentNetwork(TextNetwork):
             parts.append(hidden.last)
         record("latents", states=fed, latent=latents.latent[:, first:end])
         inputs = torch.stack(fed, dim=1) if fed else None  # (B, m, D)
-        return hidden._replace(last=torch.cat(parts, dim=1), latents=inputs)
+        last = torch.cat(parts, dim=1)  # (B, T, D)
+        record("latent_states", states=last[:, first - 1 : end - 1])
+        return hidden._replace(last=last, latents=inputs)
 
     def think(
         self, cache: AnswerCache, state: Tensor, h: Tensor, real: Tensor, latent: Tensor

@@ -1,0 +1,477 @@
+"""What models did at each token of a text: tables, and one HTML page that needs no network.
+
+``LoadedModel.think`` and ``evaluate.py think`` show it. A token's row says how much it cost to
+predict, and what the method did while it read it:
+
+=====================  =============================================================================
+recorded               measures of a token
+=====================  =============================================================================
+fork                   streams after the last fork layer; forks created, kept, deleted at each
+thinking_steps, router  executed and expected steps, or recurrences; the tail w and the exits
+prior_log_prob         what the latent vectors gain: loss at the prior's mean minus loss
+memory_attention       age of the sentences that are read; the gates stand above the text
+thoughts               the thought after a chunk of a question, in words
+latent_states          the most likely words of each latent (Coconut, CODI)
+=====================  =============================================================================
+
+Rows of several models are aligned by characters, so tokenizers may differ.
+"""
+
+import difflib
+import hashlib
+import json
+import math
+import string
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from lightning.fabric.utilities import move_data_to_device
+
+from callbacks.analysis.base import Recorder, as_float64, real_tokens
+from callbacks.analysis.forks import ForkRecorder
+from callbacks.analysis.gates import gates
+from callbacks.analysis.report import BLUE, draw_bars, finish, panels
+from callbacks.analysis.steps import StepRecorder
+from callbacks.analysis.token_text import EOS, PART, pieces, short_label
+from callbacks.random_state import undisturbed
+from callbacks.recorded_thoughts import Recorded, thought_text
+from datamodules import SentenceTokenizer, Tokenizer
+from evaluation.devices import Precision, autocast
+from evaluation.output import check_target, render
+from evaluation.tables import KINDS
+from evaluation.tasks.readers import Piece, Reader
+from lightning_models import LanguageModel
+from lightning_models.atomic_files import write_whole
+from lightning_models.outputs import Scores, bits
+
+MEASURES = {
+    "nats": "loss (nats)",
+    "streams": "streams",
+    "executed": "additional steps",
+    "recurrences": "recurrences",
+    "expected": "expected additional steps",
+    "gain": "gain from thinking (nats)",
+    "age": "age of what is read (sentences)",
+    "length": "tokens of the thought",
+}
+"""Columns of ``TokenTrace.tokens`` that tokens can be coloured by, and what they are called."""
+MOST_ANSWER = 64
+"""Tokens of an answer that a model writes to a question."""
+WORDS = 3
+"""Most likely tokens of a latent that are shown."""
+LETTERS = string.ascii_uppercase
+"""Stand for the models of a page."""
+LINE = 72
+"""Characters of a line of the page; a stretch that all models share may be longer."""
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """What a model did at each token of a text.
+
+    Attributes:
+        name: Stands for the model.
+        text: The text, or the question.
+        tokens: A line a token: ``kind`` (text, mark, thought or answer), ``id`` (-1 for thoughts),
+            ``text``; ``start`` and ``end``, its characters in the text; ``nats``, the loss of this
+            token, nan where it is not scored; measures, see ``MEASURES``, nan where there are none;
+            ``note``, more numbers.
+        facts: Values of the whole text by name, as text.
+    """
+
+    name: str
+    text: str
+    tokens: pd.DataFrame = field(repr=False)
+    facts: Mapping[str, str]
+
+    @property
+    def measures(self) -> list[str]:
+        """Columns that tokens can be coloured by, of the method first."""
+        names = [name for name in MEASURES if name in self.tokens and name != "nats"]
+        return [name for name in [*names, "nats"] if self.tokens[name].notna().any()]
+
+
+def losses_figure(tables: Mapping[str, pd.DataFrame]) -> Any:
+    """Draws the loss of each token, of a text that a method did nothing else with."""
+    table = tables["tokens"].reset_index(drop=True).rename_axis("place").reset_index()
+    figure, (ax,) = panels(2 + 0.22 * len(table), 3.2, 1)
+    draw_bars(ax, table, "place", {"nats": (None, BLUE)})
+    names = [short_label(text) for text in table["text"]]
+    ax.set_xticks(table["place"], names, rotation=90, fontsize=7, parse_math=False)
+    finish(ax, "", "nats")
+    return figure
+
+
+# ---- collecting
+
+
+class TraceRecorder(Recorder):
+    """Keeps what one pass through a text records about its tokens, whatever the method is."""
+
+    def __init__(self) -> None:
+        super().__init__("memory_attention", "prior_log_prob", "latent_states")
+        self.forks, self.steps, self.thoughts = ForkRecorder(False), StepRecorder(), Recorded()
+
+    def consumers(self) -> dict[str, Callable[..., None]]:
+        """Returns the functions to record with."""
+        others = self.steps.consumers() | self.forks.consumers() | {"thoughts": self.thoughts.take}
+        return super().consumers() | others
+
+
+def trace_text(
+    model: LanguageModel, tokenizer: Tokenizer, reader: Reader, text: str, precision: Precision
+) -> TokenTrace:
+    """Reads a text with a model, and returns what it did at each token.
+
+    The text is read in one pass with the end of the document after it. A model that answers
+    questions reads it as a question, and writes its answer greedily. Neither the model's mode nor
+    random states change.
+
+    Args:
+        model: The model on its device.
+        tokenizer: The one it was trained with.
+        reader: Of ``tasks.readers.reader_of`` with ``documents``.
+        text: At least one token, at most as many as the model's context.
+        precision: Of matrix products.
+    """
+    recorder, asks = TraceRecorder(), model.reads == "reasoning"
+    with undisturbed(model), autocast(model.device, precision):
+        piece, chain = reader.document(text), ""
+        if asks:
+            piece, chain = _answered(model, tokenizer, text)
+        batch = move_data_to_device(reader.batch([piece], whole=True), model.device)
+        scores = model.recorded(batch, **recorder.consumers())
+        words = _words(model, tokenizer, recorder, batch)
+    table = (_question_table if asks else _text_table)(tokenizer, batch, scores)
+    if asks:
+        thoughts = [*_thoughts(model, tokenizer, recorder, batch), *words]
+        if chain:
+            last = int(batch["query_lengths"][0]) - 1
+            thoughts.append({"at": last, "text": chain, "note": "written before the answer"})
+        table = _with_thoughts(table, thoughts)
+    elif recorder.forks.forked:
+        table = table.join(_forks(recorder, batch))
+    elif recorder.steps.executed is not None:
+        table = table.join(_steps(model, recorder, batch))
+    elif recorder.recorded("memory_attention"):
+        table = table.join(_memory(recorder, batch))
+    elif recorder.recorded("prior_log_prob"):
+        nats = as_float64(recorder.latest("prior_log_prob")["log_prob"])[0]
+        table["gain"] = _shifted(-nats[real_tokens(batch)[0]], len(table)) - table["nats"]
+    table["note"] = table["note"].fillna("") if "note" in table else ""
+    table = table.join(_characters(table, text))
+    return TokenTrace(
+        type(model).__name__, text, table, _facts(model, tokenizer, text, table, scores)
+    )
+
+
+def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Piece, str]:
+    """Returns a question with the answer that the model writes, and its written chain of steps."""
+    query = tokenizer.prompt_ids(question)
+    (written,) = model.generate_ids(
+        [query], tokenizer=tokenizer, max_new_tokens=MOST_ANSWER, temperature=0
+    )
+    answer = model.answer_tokens(written)
+    chain = tokenizer.decode_continuation(written[: len(written) - len(answer)])
+    while answer and answer[-1] in tokenizer.stop_ids:
+        answer = answer[:-1]
+    return Piece.of(query, [*answer, tokenizer.eos_id]), chain.strip()
+
+
+def _shifted(values: np.ndarray, count: int) -> np.ndarray:
+    """Returns the loss of each of ``count`` tokens, from the losses of the tokens after each."""
+    return np.concatenate(([math.nan], values, np.full(count, math.nan)))[:count]
+
+
+def _text_table(tokenizer: Tokenizer, batch: dict[str, Any], scores: Scores) -> pd.DataFrame:
+    """Returns ``kind``, ``id``, ``text`` and ``nats`` of the tokens of a text."""
+    real = real_tokens(batch)  # (1, T), or (1, S, U) of sentences
+    ids, targets = (batch[key].cpu().numpy()[real] for key in ("tokens", "targets"))
+    nats = np.where(targets >= 0, -as_float64(scores.log_prob)[real], math.nan)
+    if targets[-1] >= 0:
+        ids = np.append(ids, targets[-1])
+    marks = np.isin(ids, tokenizer.special_ids)
+    texts = np.full(len(ids), EOS, dtype=object)
+    texts[~marks] = pieces(tokenizer, ids[~marks])
+    kinds = np.where(marks, "mark", "text")
+    columns = {"kind": kinds, "id": ids, "text": texts, "nats": _shifted(nats, len(ids))}
+    return pd.DataFrame(columns)
+
+
+def _question_table(tokenizer: Tokenizer, batch: dict[str, Any], scores: Scores) -> pd.DataFrame:
+    """Returns ``kind``, ``id``, ``text`` and ``nats`` of the tokens of question and answer."""
+    scored = batch["targets"][0] >= 0
+    query, answer = batch["query"][0].tolist(), batch["targets"][0][scored].tolist()
+    nats = -as_float64(scores.log_prob)[0][scored.cpu().numpy()]
+    texts = [*pieces(tokenizer, query), *pieces(tokenizer, answer, begins=False)]
+    kinds = np.array(["text"] * len(query) + ["answer"] * len(answer))
+    kinds[[text == EOS for text in texts]] = "mark"
+    columns = {"kind": kinds, "id": [*query, *answer], "text": texts}
+    return pd.DataFrame({**columns, "nats": [math.nan] * len(query) + nats.tolist()})
+
+
+# ---- measures, by what is recorded; a line a token that was read
+
+
+def _forks(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
+    tokens, fates = recorder.forks.tokens(batch), recorder.forks.fates(batch)
+    streams = tokens.filter(like="streams_layer")
+    notes = []
+    for values, fate in zip(tokens.to_dict("records"), fates.to_dict("records"), strict=True):
+        parts = []
+        for layer in range(1, streams.shape[1] + 1):
+            named = {n: fate[f"{n}_layer{layer}"] for n in ("created", "kept", "deleted")}
+            told = ", ".join(f"{count} {name}" for name, count in named.items() if count)
+            parts.append(f"fork layer {layer}: {told or 'none'}")
+        parts.append(f"P of the original {values['score_original']:.3g}")
+        if not math.isnan(values["score_forks"]):
+            parts.append(f"of its forks {values['score_forks']:.3g}")
+        notes.append("; ".join(parts))
+    return pd.DataFrame({"streams": streams.iloc[:, -1], "note": notes})
+
+
+def _steps(model: Any, recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
+    steps, real = recorder.steps, real_tokens(batch)
+    assert steps.executed is not None
+    executed, columns = steps.executed[real].astype(float), dict[str, Any]()
+    notes = [list[str]() for _ in executed]
+    if hasattr(model.config, "recurrence"):
+        columns["recurrences"] = executed + 1
+    else:
+        columns["executed"] = executed
+    log_exits = steps.latest("router").get("log_steps")
+    if steps.tail is not None and log_exits is not None:
+        columns["expected"] = steps.tail[real][:, 1:].sum(axis=1)
+        tail, exits = steps.tail[real], np.exp(as_float64(log_exits))[real]
+        for note, w, p in zip(notes, tail, exits, strict=True):
+            note += [f"w {_numbers(w)}", f"stops after each step with p {_numbers(p)}"]
+    if steps.losses is not None:
+        losses = steps.losses[real]
+        gain = np.where(batch["targets"].cpu().numpy()[real] >= 0, losses[:, 0] - losses[:, -1], 0)
+        columns["gain"] = _shifted(gain, len(gain))
+        for note, by_step in zip(notes[1:], losses, strict=False):
+            note.append(f"loss after each step {_numbers(by_step)}")
+    return pd.DataFrame({**columns, "note": list(map("; ".join, notes))})
+
+
+def _memory(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
+    """Returns the mean age of what each slot reads from memory, and the weights of each layer.
+
+    Layers read in turn, sentence after sentence from the second one on, in the order of slots.
+    """
+    lengths = batch["lengths"][0].tolist()
+    ages = [np.full(length, 0.0) for length in lengths]
+    notes = [[list[str]() for _ in range(length)] for length in lengths]
+    seen: dict[int, int] = {}
+    records = recorder.recorded("memory_attention")
+    for each in records:
+        sentence = seen[each["layer"]] = seen.get(each["layer"], 0) + 1
+        weights = as_float64(each["weights"])[:, ::-1]  # (P, M_t), the youngest first
+        ages[sentence] += weights @ np.arange(1, weights.shape[1] + 1)
+        for note, w in zip(notes[sentence], weights, strict=True):
+            note.append(f"layer {each['layer']} reads 1, 2, ... sentences back {_numbers(w)}")
+    mean = np.concatenate(ages) / len(seen)
+    first = lengths[0]
+    mean[:first] = math.nan  # memory is empty
+    flat = [["the memory is empty"]] * first + [note for part in notes[1:] for note in part]
+    return pd.DataFrame({"age": mean, "note": list(map("; ".join, flat))})
+
+
+# ---- thoughts, by where they are thought
+
+
+def _thoughts(
+    model: Any, tokenizer: Tokenizer, recorder: TraceRecorder, batch: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns a row for each thought after a chunk of the question, or of the answer."""
+    asked, rows = int(batch["query_lengths"][0]), []
+    for row in recorder.thoughts.rows or ():
+        for each in row.thoughts:
+            # an answer stands after the prefix, which is given and not shown
+            given = len(model.config.answer_prefix) if each.end >= asked else 0
+            text = thought_text(tokenizer, each.tokens)
+            at = max(each.end - given, min(each.end, asked - 1))
+            rows.append({"at": at, "text": text, "length": len(each.tokens)})
+    return [row for row in rows if row["length"]]
+
+
+def _words(
+    model: Any, tokenizer: Tokenizer, recorder: TraceRecorder, batch: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns a row for each latent: the likeliest words of the state that it is made of."""
+    states = recorder.latest("latent_states").get("states")
+    if states is None:
+        return []
+    matrix = model.network.output_matrix
+    logits = (states[0] @ matrix.to(states.dtype).T)[:, : tokenizer.vocab_size]  # (m, V)
+    best = logits.double().softmax(dim=-1).topk(WORDS)
+    rows = []
+    for p, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        texts = pieces_alone(tokenizer, ids)
+        told = ", ".join(f"{text!r} {each:.2f}" for text, each in zip(texts, p, strict=True))
+        rows.append({"at": int(batch["query_lengths"][0]) - 1, "text": texts[0], "note": told})
+    return rows
+
+
+def pieces_alone(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Returns the text of each id by itself, a mark for the end of a document."""
+    return [EOS if i == tokenizer.eos_id else tokenizer.decode_continuation([i]) for i in ids]
+
+
+def _with_thoughts(table: pd.DataFrame, thoughts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Returns the table with a row a thought, after the row that it names as ``at``."""
+    if not thoughts:
+        return table
+    rows = pd.DataFrame(
+        [{"kind": "thought", "id": -1, "nats": math.nan, **row} for row in thoughts]
+    )
+    order = rows.pop("at") + 0.5
+    return pd.concat([table, rows.set_index(order)]).sort_index(kind="stable", ignore_index=True)
+
+
+def _numbers(values: Sequence[float] | np.ndarray) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+# ---- characters and facts
+
+
+def _characters(table: pd.DataFrame, text: str) -> pd.DataFrame:
+    """Returns ``start`` and ``end`` of each token in the text, equal where it has no characters.
+
+    Of tokens that share a character each has it. Where a tokenizer changes the text, tokens stand
+    where the changed text matches it.
+    """
+    shown = [
+        piece if kind == "text" and piece not in (PART, EOS) else ""
+        for kind, piece in zip(table["kind"], table["text"], strict=True)
+    ]
+    ends = np.cumsum([0, *map(len, shown)])
+    joined = "".join(shown)
+    if joined != text:
+        blocks = difflib.SequenceMatcher(None, joined, text, autojunk=False).get_matching_blocks()
+        known = sorted({(a + n, b + n) for a, b, n in blocks} | {(0, 0)})
+        at, there = np.array(known).T
+        ends = np.interp(ends, at, there).round().astype(int)
+    starts, ends = ends[:-1].copy(), ends[1:].copy()
+    for i in reversed(range(len(table) - 1)):
+        if table["text"].iloc[i] == PART:
+            ends[i] = ends[i + 1]
+    return pd.DataFrame({"start": starts, "end": ends}, index=table.index)
+
+
+def _facts(
+    model: Any, tokenizer: Tokenizer, text: str, table: pd.DataFrame, scores: Scores
+) -> dict[str, str]:
+    """Returns values of the whole text by name, as text."""
+    kind = "answer" if model.reads == "reasoning" else "text"
+    nats = table.loc[table["kind"] == kind, "nats"].dropna()
+    of_text = -scores.sequence_total().item()
+    total, named = nats.sum() + of_text, KINDS[scores.kind]
+    facts = {"model": type(model).__name__, "tokens": f"{(table['kind'] == 'text').sum()}"}
+    if len(nats):
+        facts["loss"] = f"{total / len(nats):.3f} nats a token ({named})"
+    if kind == "text" and not isinstance(tokenizer, SentenceTokenizer):  # whose marks cost, too
+        facts["bits per byte"] = f"{bits(total) / len(text.encode()):.3f}"
+    if of_text:
+        facts["of which KL"] = f"{of_text:.3f} nats"
+    facts |= {f"gate of layer {layer}": f"{g:.3g}" for (layer, _), g in gates(model).items()}
+    for name in [name for name in MEASURES if name in table and name != "nats"]:
+        if table[name].notna().any():
+            facts[f"mean {MEASURES[name]}"] = f"{table[name].mean():.3g}"
+    thoughts = "thoughts" if (table["kind"] == "thought").any() else ""
+    others = {"streams", "executed", "recurrences", "gain", "age"} & set(table)
+    if not thoughts and not others:
+        facts["thinking"] = "no thoughts" if kind == "answer" else "none, loss only"
+    return facts
+
+
+# ---- the page
+
+
+def save_page(traces: Sequence[TokenTrace], path: str | Path, key: str = "path") -> Path:
+    """Writes the page of one text, see ``page``; ``key`` is the option that names the file.
+
+    Raises:
+        ValueError: If the file's name does not end in .html, or its folder takes no files.
+    """
+    target = check_page(path, key)
+    write_whole(target, page(traces))
+    return target
+
+
+def check_page(path: str | Path, key: str = "path") -> Path:
+    """Returns the path of a page to be written, having tried its folder, see ``check_target``."""
+    target = check_target(path, key)
+    if target.suffix != ".html":
+        raise ValueError(f"{key} ({target}) must end in .html")
+    return target
+
+
+def page(traces: Sequence[TokenTrace]) -> str:
+    """Returns one HTML page of the same text as several models read it, one below the other.
+
+    It needs no network and no other file. A column is the shortest stretch of characters at whose
+    ends all models have the border of a token.
+    """
+    text = traces[0].text
+    borders = [set(trace.tokens.loc[trace.tokens["kind"] == "text", "end"]) for trace in traces]
+    common = sorted(set.intersection(*borders, set(range(len(text) + 1))) | {0, len(text)})
+    models = [_page_model(trace, common) for trace in traces]
+    widths = [
+        max(sum(len(row["text"]) + 1 for row in rows) for rows in zip_columns)
+        for zip_columns in zip(*(model["columns"] for model in models), strict=True)
+    ]
+    lines, room = list[list[int]](), 0
+    for column, width in enumerate(widths):
+        if not width:
+            continue
+        if not lines or room + width > LINE:
+            lines, room = [*lines, []], 0
+        lines[-1].append(column)
+        room += width
+    most = max(float(np.nanmax([0.0, *trace.tokens["nats"]])) for trace in traces)
+    data = [
+        {**model, "letter": letter, "loss": MEASURES["nats"], "columns": None}
+        for letter, model in zip(LETTERS, models, strict=False)
+    ]
+    shown = {"text": text, "models": models, "lines": lines, "data": data, "most": most or 1.0}
+    nonce = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]  # no text can know it
+    return render("thoughts.html", letters=LETTERS, nonce=nonce, **shown)
+
+
+def _page_model(trace: TokenTrace, common: Sequence[int]) -> dict[str, Any]:
+    """Returns what the template shows of a model: facts, measures with their range, columns."""
+    names = trace.measures
+    measures = []
+    for name in names:
+        low, high = trace.tokens[name].min(), trace.tokens[name].max()
+        high = max(abs(low), high) if low < 0 else high  # equal amounts have equal depth
+        low = -high if low < 0 else 0.0
+        measures.append({"label": MEASURES[name], "low": float(low), "high": float(high)})
+    columns: list[list[dict[str, Any]]] = [[] for _ in (*common, None)]  # one more, after the text
+    tokens, last = [], int((trace.tokens["kind"] == "text").to_numpy().nonzero()[0].max())
+    for idx, row in enumerate(trace.tokens.to_dict("records")):
+        column = bisect_left(common, row["end"]) if idx <= last else len(common)
+        values = [None if math.isnan(row[name]) else row[name] for name in names]
+        nats = None if math.isnan(row["nats"]) else row["nats"]
+        shown = {"kind": row["kind"], "nats": nats}
+        columns[column].append({**shown, "index": idx, "text": visible(row["text"])})
+        tokens.append({**shown, "text": row["text"], "values": values, "note": row["note"]})
+    described = {"name": trace.name, "facts": trace.facts, "measures": measures}
+    return {**described, "columns": columns, "tokens": tokens}
+
+
+def visible(text: str) -> str:
+    """Returns text in which a line break, a tab and spaces at an end can be seen."""
+    text = text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}").replace("\t", "→")
+    inner = text.strip(" ")
+    before = len(text) - len(text.lstrip(" "))
+    after = len(text) - before - len(inner)
+    space = "\N{OPEN BOX}"
+    return space * before + inner + space * (after if inner else 0)
