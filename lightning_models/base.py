@@ -45,9 +45,9 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     """A language model that any method of this project derives from.
 
     Args:
-        config: the method's configuration dataclass.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: The method's configuration dataclass.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     reads: ClassVar[str] = "windows"
@@ -123,8 +123,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         Args:
             prompts: (B, P) int64, padded on the right.
             lengths: (B,) int64, at least 1.
-            max_new_tokens: how many tokens will be decoded at most.
-            streams: what the random draws of each row are a function of, for methods that draw
+            max_new_tokens: How many tokens will be decoded at most.
+            streams: What the random draws of each row are a function of, for methods that draw
                 before they decode; empty: (0, row).
         """
 
@@ -133,7 +133,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Advances each row by one unit of its own work.
 
         Args:
-            cache: as ``init_cache`` returned it; changed in place.
+            cache: As ``init_cache`` returned it; changed in place.
             tokens: (B,) the last token of each row.
 
         Returns:
@@ -149,7 +149,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         names what is its own.
 
         Raises:
-            ValueError: if the method does not count them.
+            ValueError: If the method does not count them.
         """
         raise ValueError(f"{type(self).__name__} does not count its FLOPs by part")
 
@@ -161,8 +161,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Returns the FLOPs of generating a token in a context of ``context`` tokens.
 
         Args:
-            context: tokens.
-            steps: additional steps that a token takes on average, for methods whose tokens take
+            context: Tokens.
+            steps: Additional steps that a token takes on average, for methods whose tokens take
                 them; None: the most.
         """
         return self.flops_per_token(context)
@@ -192,7 +192,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         times this is what papers call inference FLOPs per token.
 
         Args:
-            context: tokens of the sequence.
+            context: Tokens of the sequence.
         """
         return 1.0 + getattr(self.config, "thinking_steps", 0)
 
@@ -225,7 +225,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Builds the network (once), shards it where the strategy asks for it, compiles it.
 
         Raises:
-            ValueError: if the strategy shards parameters in a way of its own, or a network that is
+            ValueError: If the strategy shards parameters in a way of its own, or a network that is
                 there already.
         """
         mesh = getattr(self, "_device_mesh", None)
@@ -442,8 +442,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Returns the scores of a batch, while consumers get what the network records.
 
         Args:
-            batch: as ``score`` takes it.
-            **consumers: functions by the name of the statistic, see ``layers.recording``.
+            batch: As ``score`` takes it.
+            **consumers: Functions by the name of the statistic, see ``layers.recording``.
         """
         with self.gathered(), recording(**consumers), self.precision_context(), torch.no_grad():
             return self.score(batch)
@@ -454,8 +454,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         Where parameters are sharded the caller holds ``gathered()`` for as long as the graph.
 
         Args:
-            batch: as ``loss`` takes it.
-            **consumers: see ``recorded``; what they get is part of the graph.
+            batch: As ``loss`` takes it.
+            **consumers: See ``recorded``; what they get is part of the graph.
         """
         with (
             self.gathered(),
@@ -471,10 +471,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         The schedule is as long as the run, or ``optimizer.horizon``.
 
         Args:
-            schedule: key and value of what needs to know, for the message.
+            schedule: Key and value of what needs to know, for the message.
 
         Raises:
-            ValueError: if the run has no end.
+            ValueError: If the run has no end.
         """
         if self._trainer is None:
             return 1.0

@@ -18,8 +18,8 @@ def mean_keys(context: int, window: int | None = None) -> float:
     """Returns the mean number of keys that the queries of a causal row of ``context`` tokens see.
 
     Args:
-        context: tokens of the row.
-        window: most keys of a query, its own included; None: all before it.
+        context: Tokens of the row.
+        window: Most keys of a query, its own included; None: all before it.
     """
     window = min(window or context, context)
     return (window * (window + 1) / 2 + (context - window) * window) / context
@@ -47,10 +47,10 @@ def training_flops(forward: float, blocks: float, config: SequenceConfig) -> flo
     """Returns the FLOPs of a training step.
 
     Args:
-        forward: those of its forward pass.
-        blocks: the part of blocks, which gradient checkpointing computes once more, or a little
+        forward: Those of its forward pass.
+        blocks: The part of blocks, which gradient checkpointing computes once more, or a little
             less: it stops at the last value that the backward pass needs.
-        config: says whether it does.
+        config: Says whether it does.
     """
     again = blocks if config.gradient_checkpointing is True else 0.0
     return TRAINING_FACTOR * forward + again

@@ -72,7 +72,7 @@ def check_layers(values: Mapping[str, Any], prefix: str) -> None:
         prefix: What names of fields begin with in messages.
 
     Raises:
-        TooLargeError: if one is above ``MOST_TENSORS``.
+        TooLargeError: If one is above ``MOST_TENSORS``.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -89,7 +89,7 @@ def bounded_weights(most: float) -> Iterator[None]:
         most: Bytes. Building stops at twice as many: it may register tensors that it replaces.
 
     Raises:
-        TooLargeError: if modules register more tensors than ``MOST_TENSORS``, or more bytes.
+        TooLargeError: If modules register more tensors than ``MOST_TENSORS``, or more bytes.
     """
     tensors, size = 0, 0
 
@@ -124,8 +124,8 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
         share: Processes that hold one copy together.
 
     Raises:
-        TooLargeError: if the weights do not fit; the message names the option to change.
-        Exception: whatever building the real network would raise.
+        TooLargeError: If the weights do not fit; the message names the option to change.
+        Exception: Whatever building the real network would raise.
     """
     config = dataclasses.asdict(model.config)
     check_layers(config, "model.config.")
@@ -168,7 +168,7 @@ def check_batch(data: Any) -> None:
         data: A data module.
 
     Raises:
-        TooLargeError: if they do not; the message names the size to lower.
+        TooLargeError: If they do not; the message names the size to lower.
     """
     usual = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
     sizes = {key: getattr(data, key, 0) for key in usual}

@@ -14,7 +14,7 @@ class OptimizerConfig:
     """AdamW and its schedule.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     lr: float = 1e-3
@@ -74,10 +74,10 @@ def build_optimizer(
     """Returns AdamW over the trainable parameters of ``module``, in two decay groups.
 
     Args:
-        module: the network.
-        config: see its fields.
-        no_decay: parameters exempt from weight decay besides those with fewer than two dimensions.
-        fused: whether to take the fused kernel where the device has one (CPU, CUDA).
+        module: The network.
+        config: See its fields.
+        no_decay: Parameters exempt from weight decay besides those with fewer than two dimensions.
+        fused: Whether to take the fused kernel where the device has one (CPU, CUDA).
     """
     exempt = {id(parameter) for parameter in no_decay}
     if not config.decay_embeddings:
@@ -102,12 +102,12 @@ def schedule_factor(config: OptimizerConfig, total_steps: float) -> Callable[[in
     """Returns the function step -> factor on lr (step 0 is the first optimiser step).
 
     Args:
-        config: see its fields.
-        total_steps: optimiser steps of the whole run, which count where ``horizon`` is None; may
+        config: See its fields.
+        total_steps: Optimiser steps of the whole run, which count where ``horizon`` is None; may
             be infinite for ``constant``.
 
     Raises:
-        ValueError: if the schedule needs an end that the run does not have.
+        ValueError: If the schedule needs an end that the run does not have.
     """
     if config.horizon is not None:
         total_steps = config.horizon

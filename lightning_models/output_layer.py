@@ -77,9 +77,9 @@ def row_of_text_chunks(h: Tensor, states: int, tokens: int) -> list[TokenChunk]:
     """Returns chunks of whole rows of text, at most CHUNK_ROWS states or one row.
 
     Args:
-        h: states of all rows (N, D).
-        states: of a row.
-        tokens: of a row.
+        h: States of all rows (N, D).
+        states: Of a row.
+        tokens: Of a row.
     """
     size = max(1, chunk_rows(h.device) // states)  # rows
     rows = len(h) // states
@@ -113,10 +113,10 @@ def linear_cross_entropy(
     are asked for cost anything.
 
     Args:
-        h: normed states (..., D); the matrix products run in its dtype, or in autocast's.
-        weight: output matrix (V, D).
+        h: Normed states (..., D); the matrix products run in its dtype, or in autocast's.
+        weight: Output matrix (V, D).
         targets: int64 (...), -100 where nothing is predicted.
-        weights: float (...), weight of each target's loss; no gradient flows to it. None: ones.
+        weights: Float (...), weight of each target's loss; no gradient flows to it. None: ones.
     """
     return linear_cross_entropy_each(h, weight, targets, weights)[0]
 
@@ -137,10 +137,10 @@ def linear_cross_entropy_each(
     predicted: what some kinds of targets cost is known without a second pass over the vocabulary.
 
     Args:
-        h: see there, as the others.
+        h: See there, as the others.
         weight: (V, D).
         targets: int64 (...).
-        weights: float (...).
+        weights: Float (...).
     """
     ignored = targets == IGNORE_INDEX
     scale = _scale(targets, weights)
@@ -173,13 +173,13 @@ def linear_mixture_cross_entropy(
     tokens, gradients computed as in :func:`linear_cross_entropy`.
 
     Args:
-        h: normed states (N, D), those of one token next to each other.
-        weight: output matrix (V, D).
-        log_scores: log P of each state (N,), with gradient.
+        h: Normed states (N, D), those of one token next to each other.
+        weight: Output matrix (V, D).
+        log_scores: Log P of each state (N,), with gradient.
         owner: int64 (N,), the token (index into ``targets``) of each state, never decreasing.
         targets: int64 (tokens,), -100 where nothing is predicted.
-        weights: float (tokens,), weight of each target's loss, without gradient. None: ones.
-        per_row: numbers of states and of tokens of each row of text, where all have as many: an
+        weights: Float (tokens,), weight of each target's loss, without gradient. None: ones.
+        per_row: Numbers of states and of tokens of each row of text, where all have as many: an
             accelerator need not be waited for then to know where tokens begin.
     """
     scale = _scale(targets, weights)
@@ -366,7 +366,7 @@ def mixture_scores(
     Args:
         h: Normed states (N, D), the states of one token next to each other.
         weight: Output matrix (V, D).
-        log_scores: log P of each state (N,).
+        log_scores: Log P of each state (N,).
         owner: int64 (N,), the token of each state, never decreasing.
         targets: int64 (tokens,), -100 where nothing is predicted.
         vocab_size: Ids from here on are never chosen; None skips the greedy choice.
@@ -433,11 +433,11 @@ def mixture_entropies(
     """Returns the entropy in nats of each token's mixed distribution, float32 (count,).
 
     Args:
-        h: normed states (N, D), those of one token next to each other.
-        weight: output matrix (V, D).
-        log_scores: log P of each state (N,).
+        h: Normed states (N, D), those of one token next to each other.
+        weight: Output matrix (V, D).
+        log_scores: Log P of each state (N,).
         owner: int64 (N,), the token of each state, never decreasing.
-        count: number of tokens; those without a state get nan.
+        count: Number of tokens; those without a state get nan.
     """
     out = torch.full((count,), torch.nan, device=h.device)
     for present, index, mixed in _mixtures(h, weight, log_scores, owner, count):

@@ -163,11 +163,11 @@ class StageMetrics(nn.Module):
         """Adds one batch.
 
         Args:
-            nats: sum over the reported tokens.
-            tokens: their number.
+            nats: Sum over the reported tokens.
+            tokens: Their number.
             num_bytes: UTF-8 bytes of all targets; None: not known.
-            all_nats: sum over all targets, where some are not reported; None: ``nats``.
-            sequence_nats: the part of ``nats`` that belongs to whole sequences (a KL divergence).
+            all_nats: Sum over all targets, where some are not reported; None: ``nats``.
+            sequence_nats: The part of ``nats`` that belongs to whole sequences (a KL divergence).
         """
         self.per_token.update(nats, tokens)
         self.of_sequences.update(torch.as_tensor(sequence_nats), tokens)
@@ -265,14 +265,14 @@ def objective(
     """Returns the scalar whose mean over ranks and micro-batches is the step's objective.
 
     Args:
-        output: terms of one micro-batch.
+        output: Terms of one micro-batch.
         totals: ``step_normalisers`` of its batch; empty: every term has its own normaliser.
-        accumulate: micro-batches of an optimiser step.
-        world_size: number of ranks.
-        device: where the terms are.
+        accumulate: Micro-batches of an optimiser step.
+        world_size: Number of ranks.
+        device: Where the terms are.
 
     Raises:
-        ValueError: if a term names a normaliser that the batch does not have.
+        ValueError: If a term names a normaliser that the batch does not have.
     """
     total = torch.zeros((), device=device)
     for name, term in output.terms.items():

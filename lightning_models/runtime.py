@@ -131,9 +131,9 @@ def checkpoint_blocks(
     statistics are recorded, are left as they are.
 
     Args:
-        network: changed in place.
-        mode: see ``SequenceConfig.gradient_checkpointing``.
-        attention_dropout: of the blocks. With it ``selective`` computes attention again: what is
+        network: Changed in place.
+        mode: See ``SequenceConfig.gradient_checkpointing``.
+        attention_dropout: Of the blocks. With it ``selective`` computes attention again: what is
             kept draws nothing then, and later dropouts would draw other masks than before.
     """
     if not mode:
@@ -192,11 +192,11 @@ class ShardedParameters:
     freed one at a time, which needs less memory; all ranks must run them equally often.
 
     Args:
-        network: with ``blocks``, where those are to be units.
-        mesh: a ``DeviceMesh`` of processes that share the parameters; of two axes: of
+        network: With ``blocks``, where those are to be units.
+        mesh: A ``DeviceMesh`` of processes that share the parameters; of two axes: of
             replicas, and of the processes that share each.
-        by_block: whether each block is a unit.
-        gathered_dtype: in which parameters are gathered and computed with, where blocks are
+        by_block: Whether each block is a unit.
+        gathered_dtype: In which parameters are gathered and computed with, where blocks are
             units; None: their own. Without such units it is always their own, because a step
             there uses each weight several times and would add up its gradients in that
             precision. Parts, their gradients, and sums of gradients over ranks keep the

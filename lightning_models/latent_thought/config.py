@@ -17,7 +17,7 @@ class LatentThoughtConfig(DecoderConfig):
     again for a trained model.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"inner_steps": "T_fast"}

@@ -104,9 +104,9 @@ class LatentThoughtLM(LanguageModel):
     are given, latent vectors are inferred from those alone and scores are estimates.
 
     Args:
-        config: decoder, latent vectors, prior and inference.
-        optimizer: optimiser and schedule of the slow learning.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Decoder, latent vectors, prior and inference.
+        optimizer: Optimiser and schedule of the slow learning.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     whole_rows = True

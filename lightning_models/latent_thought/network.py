@@ -120,7 +120,7 @@ class LatentEncoder(nn.Module):
         """Returns mean and log-variance (B, Z, D) of q.
 
         Args:
-            x: embeddings of the tokens (B, T, D).
+            x: Embeddings of the tokens (B, T, D).
             known: (B, T) bool, which of them may be read.
         """
         queries = self.queries.weight.expand(len(x), -1, -1)  # (B, Z, D)
@@ -194,12 +194,12 @@ class LatentBlock(nn.Module):
         """Returns the stream (B, T, D) after all three sub-layers.
 
         Args:
-            x: the stream (B, T, D).
-            memory: keys and values of this layer's latent vectors (B, H, Z of the layer, C).
-            rope: rotations of the tokens' positions.
+            x: The stream (B, T, D).
+            memory: Keys and values of this layer's latent vectors (B, H, Z of the layer, C).
+            rope: Rotations of the tokens' positions.
             queries: (B, H, T, C), where ``x`` is what ``before`` returns with them.
-            cache: of self-attention.
-            mask: of self-attention.
+            cache: Of self-attention.
+            mask: Of self-attention.
         """
         if queries is None:
             x, queries = self.before(x, rope, cache, mask)

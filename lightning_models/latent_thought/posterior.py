@@ -37,10 +37,10 @@ class Noise:
     """Draws (B, Z, D) that are a pure function of each row's key, the purpose and a number.
 
     Args:
-        keys: one a row.
+        keys: One a row.
         shape: (Z, D).
-        device: where draws go; they are made on the CPU, the same on every machine.
-        dtype: which draws are given; they are made in float32.
+        device: Where draws go; they are made on the CPU, the same on every machine.
+        dtype: Which draws are given; they are made in float32.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ def infer(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior
     norms; of a Langevin chain ``kl`` and ``log_variance_gradient`` are None.
 
     Args:
-        problem: what was read.
-        noise: draws for its rows.
-        loop: how much to do.
+        problem: What was read.
+        noise: Draws for its rows.
+        loop: How much to do.
     """
     if loop.config.inference == "amortised":
         return _amortised(problem, noise)

@@ -19,11 +19,11 @@ class Reading:
     need. What does not depend on z is computed once.
 
     Args:
-        network: the decoder.
+        network: The decoder.
         tokens: (B, T) int64.
         targets: (B, T) int64, -100 where nothing is predicted.
         known: (B, T) bool, tokens that an encoder may read.
-        start: what ``network.begin(tokens)`` returned; None: it is computed here.
+        start: What ``network.begin(tokens)`` returned; None: it is computed here.
         selects: Whether only the states that have a target reach the output layer, for which the
             host waits for the device; training reads windows that are full of targets.
     """

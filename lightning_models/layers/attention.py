@@ -50,19 +50,19 @@ def attend(
     (B, H, T, N) before dropout.
 
     Args:
-        q: queries (B, H, T, C).
-        k: keys (B, G, N, C), where G divides H.
-        v: values (B, G, N, C).
-        causal: whether a query sees only keys at its own position and before.
-        window: with ``causal``, sees only the last ``window`` of those, its own included.
+        q: Queries (B, H, T, C).
+        k: Keys (B, G, N, C), where G divides H.
+        v: Values (B, G, N, C).
+        causal: Whether a query sees only keys at its own position and before.
+        window: With ``causal``, sees only the last ``window`` of those, its own included.
         key_bias: (B, N) float, added to the scores of each key for all heads and queries; finite.
-        mask: bool, broadcastable to (B, H, T, N); true where a query may see a key.
-        dropout: probability of dropping an attention weight.
-        backend: the kernel; ``auto`` takes sdpa, and for windows on a GPU flash_attn, or flex
+        mask: Bool, broadcastable to (B, H, T, N); true where a query may see a key.
+        dropout: Probability of dropping an attention weight.
+        backend: The kernel; ``auto`` takes sdpa, and for windows on a GPU flash_attn, or flex
             where it suits.
 
     Raises:
-        ValueError: if the chosen backend cannot do what is asked, with the one that can.
+        ValueError: If the chosen backend cannot do what is asked, with the one that can.
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend ({backend}) is none of {', '.join(get_args(Backend))}")

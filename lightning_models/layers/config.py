@@ -15,7 +15,7 @@ class SequenceConfig:
     """What every model of sequences knows of its data.
 
     Raises:
-        ValueError: if a size is below 1; the message names key and value.
+        ValueError: If a size is below 1; the message names key and value.
     """
 
     dials: ClassVar[Mapping[str, str]] = {}
@@ -55,7 +55,7 @@ class DecoderConfig(SequenceConfig):
     """Shape and style of a decoder-only network; methods inherit it and add their own fields.
 
     Raises:
-        ValueError: if sizes do not fit together; the message names key, value and cure.
+        ValueError: If sizes do not fit together; the message names key, value and cure.
     """
 
     num_layers: int = 12
@@ -173,7 +173,7 @@ def check_fields(config: Any) -> None:
     A nan passes every comparison that looks for values out of a range.
 
     Raises:
-        ValueError: if a value is none of the choices, of another type, or not finite.
+        ValueError: If a value is none of the choices, of another type, or not finite.
     """
     for key, hint in get_type_hints(type(config)).items():
         fault = _fault(getattr(config, key), hint)

@@ -152,7 +152,7 @@ class LayerCache:
         """Writes k, v (B, G, T, C) after each row's entries; returns all up to the longest row.
 
         Raises:
-            ValueError: if the cache is full.
+            ValueError: If the cache is full.
         """
         cache, num_new = self.owner, k.shape[2]
         end = cache.longest + num_new

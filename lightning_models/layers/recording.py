@@ -17,7 +17,7 @@ def recording(**consumers: Callable[..., None]) -> Iterator[None]:
     ``math`` backend. A consumer that keeps tensors should detach and move them.
 
     Args:
-        **consumers: functions by the name of the statistic; its arguments are those of
+        **consumers: Functions by the name of the statistic; its arguments are those of
             :func:`record`. The network that records it documents them.
     """
     before = dict(_consumers)

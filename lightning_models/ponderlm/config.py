@@ -17,7 +17,7 @@ class PonderingConfig(TransformerConfig):
     embeddings is tied (``init``).
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"thinking_steps": "K"}
@@ -48,7 +48,7 @@ class PonderLM2Config(PonderingConfig):
     """PonderLM-2: K latent slots after every token, computed in parallel by Jacobi iterations.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "eval_iterations": "J"}
@@ -107,7 +107,7 @@ class PonderConfig(PonderLM2Config):
     """PonderLM-3: a router decides how many of the K steps each token takes (arXiv 2603.02023).
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {

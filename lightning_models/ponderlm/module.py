@@ -38,9 +38,9 @@ class PonderLM2(LanguageModel):
     with ``eval_iterations``, or of generation where ``inference`` is sequential.
 
     Args:
-        config: shape of the network, steps and iterations.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network's blocks with torch.compile (in place).
+        config: Shape of the network, steps and iterations.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network's blocks with torch.compile (in place).
     """
 
     shards_blocks = False
@@ -222,9 +222,9 @@ class PonderLM(PonderLM2):
     skipped.
 
     Args:
-        config: shape of the network, steps, router and penalty.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network's blocks with torch.compile (in place).
+        config: Shape of the network, steps, router and penalty.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network's blocks with torch.compile (in place).
     """
 
     config: PonderConfig
@@ -307,11 +307,11 @@ def step_scores(
     most likely token.
 
     Args:
-        model: its network has the output matrix.
-        h: normed states that predict (B, T, D).
-        by_step: returns the states (B, T, K+1, D) that predict after each number of steps.
+        model: Its network has the output matrix.
+        h: Normed states that predict (B, T, D).
+        by_step: Returns the states (B, T, K+1, D) that predict after each number of steps.
         targets: int64 (B, T), -100 where nothing is predicted.
-        executed: additional steps of each token, int64 (B, T).
+        executed: Additional steps of each token, int64 (B, T).
     """
     config, matrix = cast(PonderingConfig, model.config), cast(Any, model.network).output_matrix
     record("thinking_steps", executed=executed, most=config.thinking_steps)
@@ -329,8 +329,8 @@ def depth_losses(states: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
     """Returns the cross-entropy (..., K+1) in nats of targets after i steps, 0 without a target.
 
     Args:
-        states: normed states after i steps (..., K+1, D).
-        matrix: output matrix (V, D).
+        states: Normed states after i steps (..., K+1, D).
+        matrix: Output matrix (V, D).
         targets: int64 (...), -100 where nothing is predicted.
     """
     # of all rows: to select those with a target, training would wait for the device

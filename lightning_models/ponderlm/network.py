@@ -55,7 +55,7 @@ class SlotNetwork(Backbone):
         Args:
             tokens: int64.
             iterations: J, refinement passes; None: until nothing changes any more.
-            cache: empty; gets keys and values of the last pass, all slots of a token next to
+            cache: Empty; gets keys and values of the last pass, all slots of a token next to
                 each other. The caller keeps the ones that count.
         """
         x = self.embed(tokens, tokens)  # (B, T, D)
@@ -70,10 +70,10 @@ class SlotNetwork(Backbone):
         """Returns the post-norm outputs (B, T, S, D) of S slots a token.
 
         Args:
-            x: embedded tokens (B, T, D).
-            latents: inputs of slots 1.. (B, T, S - 1, D).
-            steps: the router's, by the pass before; None before there is one.
-            cache: see ``forward``.
+            x: Embedded tokens (B, T, D).
+            latents: Inputs of slots 1.. (B, T, S - 1, D).
+            steps: The router's, by the pass before; None before there is one.
+            cache: See ``forward``.
         """
         slots = torch.cat((x[:, :, None], latents), dim=2)  # (B, T, S, D)
         num_tokens, num_slots = slots.shape[1:3]
@@ -161,8 +161,8 @@ def iterate(network: SlotNetwork, x: Tensor, iterations: int | None) -> Iterate:
     """Returns the inputs of the last pass, after K growing passes and J refinements.
 
     Args:
-        network: its ``one_pass`` and router.
-        x: embedded tokens (B, T, D).
+        network: Its ``one_pass`` and router.
+        x: Embedded tokens (B, T, D).
         iterations: J; None: until nothing changes any more.
     """
     config, most = network.config, network.config.thinking_steps
@@ -265,9 +265,9 @@ def executed_flops(network: SlotNetwork, executed: Tensor, real: Tensor) -> Tens
     """Returns the FLOPs (B,) float64 of scoring texts slot by slot.
 
     Args:
-        network: its sizes.
-        executed: additional steps of each token, int64 (B, T).
-        real: bool (B, T), which tokens are no padding.
+        network: Its sizes.
+        executed: Additional steps of each token, int64 (B, T).
+        real: Bool (B, T), which tokens are no padding.
     """
     slots = ((executed + 1) * real).sum(dim=1).tolist()
     once = router_flops(network) + head_flops(network.config)
@@ -311,9 +311,9 @@ def generation_flops(network: SlotNetwork, context: int, steps: float | None) ->
     """Returns the FLOPs per token of generating in a context of ``context`` tokens.
 
     Args:
-        network: its sizes.
-        context: tokens.
-        steps: additional steps of a token on average; None: K.
+        network: Its sizes.
+        context: Tokens.
+        steps: Additional steps of a token on average; None: K.
     """
     config = network.config
     steps = config.thinking_steps if steps is None else steps

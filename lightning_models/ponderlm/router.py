@@ -99,9 +99,9 @@ def slot_bias(steps: Steps, config: PonderConfig, truncate: bool) -> Tensor:
     That is ``mask_index: literal``.
 
     Args:
-        steps: of the tokens.
-        config: which index.
-        truncate: whether slots of skipped steps are hidden altogether.
+        steps: Of the tokens.
+        config: Which index.
+        truncate: Whether slots of skipped steps are hidden altogether.
     """
     shifted = config.mask_index == "shifted"
     damped = steps.log_tail[..., 1:] if shifted else steps.log_tail[..., :-1]  # (..., K)
@@ -121,9 +121,9 @@ def partial_states(states: Tensor, log_steps: Tensor, renormalised: bool) -> Ten
     """Returns h(<=i) = sum_{j <= i} s_j h_j for i = 0..K, (..., K+1, D).
 
     Args:
-        states: h (..., K+1, D).
-        log_steps: log s (..., K+1), finite at step 0.
-        renormalised: whether each is divided by its mass sum_{j <= i} s_j.
+        states: H (..., K+1, D).
+        log_steps: Log s (..., K+1), finite at step 0.
+        renormalised: Whether each is divided by its mass sum_{j <= i} s_j.
     """
     shares = log_steps[..., None, :].expand(*log_steps.shape, log_steps.shape[-1])  # (..., i, j)
     if renormalised:
@@ -175,10 +175,10 @@ def minimum_ponder_penalty(
     it acts, it penalises the steps that help.
 
     Args:
-        log_tail: log w (N, K+1).
-        losses: c_i (K+1,) in nats; expected_steps does not ask for them.
-        config: penalty, its weight, beta and theta.
-        valid: bool (N,), which positions count; None: all.
+        log_tail: Log w (N, K+1).
+        losses: C_i (K+1,) in nats; expected_steps does not ask for them.
+        config: Penalty, its weight, beta and theta.
+        valid: Bool (N,), which positions count; None: all.
     """
     tail = penalised_tail(log_tail[:, 1:], config)  # of w_1 to w_K (N, K)
     if valid is None:

@@ -19,9 +19,9 @@ class SlotCache:
     numbers of them.
 
     Args:
-        kv: empty.
-        capacity: entries of a row at most.
-        like: an embedding (B, D), whose dtype and device the states have.
+        kv: Empty.
+        capacity: Entries of a row at most.
+        like: An embedding (B, D), whose dtype and device the states have.
         thinking_steps: K.
     """
 
@@ -57,8 +57,8 @@ class SlotCache:
         """Keeps those of the N entries just written that are marked.
 
         Args:
-            kept: bool (B, N).
-            bias: of all N as keys (B, N).
+            kept: Bool (B, N).
+            bias: Of all N as keys (B, N).
         """
         places = self.kv.positions(kept.shape[1])
         order = self.kv.keep(kept)
@@ -97,8 +97,8 @@ def advance(
     Of those, ``cache.read_out`` is what the output matrix is applied to.
 
     Args:
-        network: in eval mode.
-        cache: changed in place.
+        network: In eval mode.
+        cache: Changed in place.
         tokens: (B,) int64, the token that each row is at.
         active: (B,) bool, rows to advance; None: all. The others stay as they are.
     """
@@ -164,8 +164,8 @@ def read_prompt(
     """Reads right-padded prompts (B, P) up to ``lengths`` (B,) into an empty cache.
 
     Args:
-        network: in eval mode.
-        cache: as ``new_cache`` makes it.
+        network: In eval mode.
+        cache: As ``new_cache`` makes it.
         prompts: int64.
         lengths: int64, tokens to read, at least 0.
         how: 'sequential', or 'jacobi': all tokens at once by ``eval_iterations``.
@@ -200,10 +200,10 @@ def read_text(
     States of slots that are skipped, and of tokens after a row's length, are zero.
 
     Args:
-        network: in eval mode.
+        network: In eval mode.
         tokens: (B, T), padded on the right.
         lengths: int64 (B,).
-        cache: earlier tokens, with room for these, which are added; None: there are none.
+        cache: Earlier tokens, with room for these, which are added; None: there are none.
     """
     rows, num_tokens = tokens.shape
     num_slots = network.config.thinking_steps + 1

@@ -17,7 +17,7 @@ class GistConfig(TransformerConfig):
     """A plain decoder on sentences between boundary tokens: BOS, EOS and EOD are its last ids.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ def gist_mask(ends: Tensor, places: Tensor) -> Tensor:
     last token, EOS.
 
     Args:
-        ends: bool (B, N), the tokens that are EOS.
+        ends: Bool (B, N), the tokens that are EOS.
         places: int64 (T,) or (B, T), where the queries stand among the keys.
     """
     places = places.expand(len(ends), -1)
@@ -110,9 +110,9 @@ class GistLM(TransformerLM):
       that take a mask compute all of them.
 
     Args:
-        config: shape and style of the network.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape and style of the network.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: GistConfig

@@ -22,9 +22,9 @@ class RowMemory:
     positions are added when it is read. A row's oldest sentence comes first.
 
     Args:
-        readers: the layers that read.
+        readers: The layers that read.
         positions: (M, D), of memory slots 1 to M.
-        batch: rows.
+        batch: Rows.
     """
 
     def __init__(self, readers: Sequence[MemoryAttention], positions: Tensor, batch: int) -> None:
@@ -281,10 +281,10 @@ class GestaltCache:
         before a prompt's last one leave nothing and are not read.
 
         Args:
-            network: in eval mode.
+            network: In eval mode.
             prompts: int64 (B, P), marked ids or plain ones; BOS may be missing anywhere.
             lengths: int64 (B,).
-            max_new_tokens: any number; what is kept does not depend on it.
+            max_new_tokens: Any number; what is kept does not depend on it.
         """
         rows = zip(prompts.tolist(), lengths.tolist(), strict=True)
         texts = [split_text(ids[: length - 1], network.config) for ids, length in rows]

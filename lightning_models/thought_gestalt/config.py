@@ -17,7 +17,7 @@ class ThoughtGestaltConfig(DecoderConfig):
     ``block_size`` counts the slots of a sentence tensor: BOS, 64 tokens, EOD, EOS make 67.
 
     Raises:
-        ValueError: if a value is out of its range; the message names key, value and cure.
+        ValueError: If a value is out of its range; the message names key, value and cure.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"memory_size": "M"}

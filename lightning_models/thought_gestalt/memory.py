@@ -71,11 +71,11 @@ class MemoryAttention(nn.Module):
         """Returns g_mem times what the slots (P, D) read from memory.
 
         Args:
-            x: normed slots (P, D).
-            packing: where they stand.
+            x: Normed slots (P, D).
+            packing: Where they stand.
             keys: (A, M, D), positions included.
             values: (A, M, D).
-            written: bool (A, M), of which slots of memory there are any; None: all. Rows without
+            written: Bool (A, M), of which slots of memory there are any; None: all. Rows without
                 any add nothing. With it, nothing is recorded.
         """
         grid = packing.to_grid(self.query(x))  # (P, D) -> (A, U, D)
@@ -111,7 +111,7 @@ class SentenceMemory:
     many; streams that end leave from the back (they are sorted by length).
 
     Args:
-        readers: the layers that read; each keeps its own projection of every sentence.
+        readers: The layers that read; each keeps its own projection of every sentence.
         size: M.
         positions: (M, D), of slots 1 to M.
     """

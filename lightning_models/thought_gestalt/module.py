@@ -39,9 +39,9 @@ class ThoughtGestaltLM(LanguageModel):
     ``targets`` (B, S, U); in training ``sentence_steps`` too, the most that any rank has.
 
     Args:
-        config: shape of the network, memory, dropouts and their schedule.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network's blocks with torch.compile (in place).
+        config: Shape of the network, memory, dropouts and their schedule.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network's blocks with torch.compile (in place).
     """
 
     reads = "sentences"

@@ -85,11 +85,11 @@ class GestaltBlock(nn.Module):
         """Returns the slots (P, D) after this block.
 
         Args:
-            x: slots (P, D).
-            packing: where they stand.
-            memory: keys and values (A, M, D) of the sentences before, as MemoryAttention takes
+            x: Slots (P, D).
+            packing: Where they stand.
+            memory: Keys and values (A, M, D) of the sentences before, as MemoryAttention takes
                 them; None: there are none, and reading memory adds nothing.
-            extend: earlier slots of the sentences, when decoding.
+            extend: Earlier slots of the sentences, when decoding.
         """
         before = x
         if self.attention is not None and self.attention_norm is not None:
@@ -184,12 +184,12 @@ class ThoughtGestaltNetwork(nn.Module):
         then only its sentence vectors are kept, with their projections for memory.
 
         Args:
-            steps: sentence steps of a batch, in order (see ``packing.pack``).
-            dropouts: of each step, the share of the full token and sentence dropout, in [0, 1];
+            steps: Sentence steps of a batch, in order (see ``packing.pack``).
+            dropouts: Of each step, the share of the full token and sentence dropout, in [0, 1];
                 empty: full.
-            consume: function of a step and its normed states (P, D); tensors that it returns keep
+            consume: Function of a step and its normed states (P, D); tensors that it returns keep
                 their graph.
-            vectors: a list that gets the sentence vectors (A, D) of each step, with their graph.
+            vectors: A list that gets the sentence vectors (A, D) of each step, with their graph.
                 With ``memory: detached`` memory gets detached copies, on which gradients end.
         """
         memory = SentenceMemory(self.readers, self.config.memory_size, self.slots)

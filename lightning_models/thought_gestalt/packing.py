@@ -94,8 +94,8 @@ def pack(
     Args:
         tokens: int64 (B, S, U): BOS, the sentence, EOD where a document ends, EOS, anything.
         lengths: int64 (B, S): slots of each sentence that are used; 0 after the last sentence.
-        is_last: bool (B, S): the sentence ends its document.
-        slots: positions that a sentence tensor has (67); EOS stands in the last one, EOD before it.
+        is_last: Bool (B, S): the sentence ends its document.
+        slots: Positions that a sentence tensor has (67); EOS stands in the last one, EOD before it.
         targets: int64 (B, S, U): what each slot predicts, -100 for nothing; None: the token after.
         owners: The stream, of each stream and sentence (B, S), whose sentence is computed for it:
             itself, or another that is the same up to there and has a sentence after it. Without it

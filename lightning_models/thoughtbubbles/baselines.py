@@ -19,7 +19,7 @@ class CopyConfig(TransformerConfig):
     """A plain decoder that reads every token n times.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"copies": "n"}
@@ -78,9 +78,9 @@ class CopyLM(TransformerLM):
     """Copy-n: a non-adaptive control of Thoughtbubbles with as many or more FLOPs.
 
     Args:
-        config: shape of the network and number of copies.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network and number of copies.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: CopyConfig

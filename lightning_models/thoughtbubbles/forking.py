@@ -78,7 +78,7 @@ def first_streams(x: Tensor, lengths: Tensor | None = None) -> ResidualStreams:
     """Returns one stream a token, with score 1.
 
     Args:
-        x: embedded tokens (B, T, D).
+        x: Embedded tokens (B, T, D).
         lengths: int64 (B,), tokens of each row; the rest is padding. None: all T.
     """
     rows, num_tokens = x.shape[:2]
@@ -158,10 +158,10 @@ def window_topk(
 
     Args:
         scores: (B, 2 N).
-        streams: whose candidates these are.
+        streams: Whose candidates these are.
         history: (B, w - 1, G) scores of the tokens before, -inf where there are none; G is the
             most candidates a token can have here.
-        per_window: ceil(r w).
+        per_window: Ceil(r w).
 
     Returns:
         The choice, and the scores (B, w - 1 + T, G) of history and these tokens.
@@ -257,10 +257,10 @@ class ForkLayer(nn.Module):
         indices into ``before``, ``is_fork`` (B, N'), and ``budgets`` (B,), kappa of each row.
 
         Args:
-            streams: of T tokens.
+            streams: Of T tokens.
             lengths: int64 (B,), tokens of each row.
-            allocation: the rule by which candidates are chosen.
-            history: see ``window_topk``; None: these tokens begin the sequence.
+            allocation: The rule by which candidates are chosen.
+            history: See ``window_topk``; None: these tokens begin the sequence.
         """
         log_scores = self.log_scores(streams)
         with torch.no_grad():

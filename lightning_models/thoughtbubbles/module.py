@@ -38,12 +38,12 @@ class ThoughtbubblesLM(LanguageModel):
     other allocations are strictly causal, exact, and decode with a cache.
 
     Args:
-        config: shape of the network, fork layers and budget.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network, fork layers and budget.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
 
     Raises:
-        ValueError: if it is to be compiled, and texts decide the number of streams.
+        ValueError: If it is to be compiled, and texts decide the number of streams.
     """
 
     config: ThoughtbubblesConfig
@@ -126,7 +126,7 @@ class ThoughtbubblesLM(LanguageModel):
         """Returns log-probabilities of a window batch's targets.
 
         Raises:
-            ValueError: if thresholds decide that were not observed in training at this kappa.
+            ValueError: If thresholds decide that were not observed in training at this kappa.
 
         Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats;
         ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token;
@@ -209,8 +209,8 @@ class ThoughtbubblesLM(LanguageModel):
         """Returns the FLOPs of generating a token in a context of ``context`` tokens.
 
         Args:
-            context: tokens.
-            steps: streams of a token beyond its first, the mean over tokens and blocks: shared out
+            context: Tokens.
+            steps: Streams of a token beyond its first, the mean over tokens and blocks: shared out
                 over the blocks as the budget would; None: those of the budget.
         """
         planned = self.passes_per_token(context) - 1

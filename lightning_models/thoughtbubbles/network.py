@@ -55,7 +55,7 @@ class StreamCache:
         """Keeps the scores of each row's latest tokens.
 
         Args:
-            ordinal: which fork layer.
+            ordinal: Which fork layer.
             table: (B, w - 1 + T, G), or None for rules without history.
             counts: int64 (B,), how many of the T tokens each row has.
         """
@@ -141,11 +141,11 @@ class AttenuatedBlock(Block):
         """Returns the streams (B, N, D) after this block.
 
         Args:
-            x: streams (B, N, D).
-            rope: rotation tables of their positions.
-            cache: earlier keys and values.
+            x: Streams (B, N, D).
+            rope: Rotation tables of their positions.
+            cache: Earlier keys and values.
             key_bias: (B, N_all) scaled log P of every key.
-            mask: see ``SelfAttention``.
+            mask: See ``SelfAttention``.
             log_p: (B, N) log P; None: all scores are 1, and this is a plain block.
         """
         if log_p is None:
@@ -192,8 +192,8 @@ class ThoughtbubblesNetwork(TransformerNetwork):
         Args:
             tokens: int64 (B, T), padded on the right.
             lengths: int64 (B,), tokens of each row; None: T.
-            cache: streams of earlier tokens; new ones are added.
-            count: whether the streams of each token are counted.
+            cache: Streams of earlier tokens; new ones are added.
+            count: Whether the streams of each token are counted.
         """
         # N = T: one stream a token, with score 1
         streams = first_streams(self.embed(tokens, tokens), lengths)

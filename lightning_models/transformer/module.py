@@ -19,9 +19,9 @@ class TransformerLM(LanguageModel):
     """Plain autoregressive transformer, GPT-2 style (Radford et al. 2019) or LLaMA style.
 
     Args:
-        config: shape and style of the network.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape and style of the network.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: TransformerConfig

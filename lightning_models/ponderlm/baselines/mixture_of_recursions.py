@@ -52,11 +52,11 @@ def choose(
     """Returns which candidates take a recursion.
 
     Args:
-        logit: the router's, float32 or better (B, T).
-        candidates: who took the recursion before, bool (B, T).
-        quotas: how many of a row are chosen, int64 (B,), those of the highest logits, of equals
+        logit: The router's, float32 or better (B, T).
+        candidates: Who took the recursion before, bool (B, T).
+        quotas: How many of a row are chosen, int64 (B,), those of the highest logits, of equals
             the earlier; None: all with sigmoid(logit) > 0.5.
-        everyone: whether all candidates take it, whatever their logits.
+        everyone: Whether all candidates take it, whatever their logits.
     """
     if everyone or quotas is None:
         nothing = logit.new_zeros(())
@@ -95,7 +95,7 @@ class MoRConfig(PonderingConfig):
     """A shared stack applied once to all tokens, then up to ``thinking_steps`` K times to some.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     capacities: tuple[float, ...] = (0.9, 0.8, 0.73)
@@ -196,10 +196,10 @@ class MoRNetwork(RepeatedNetwork):
 
         Args:
             tokens: int64, padded on the right.
-            cache: earlier tokens of each recursion; the valid new ones are added.
-            every_depth: whether states are those after each number of recursions.
-            valid: bool (B, T), which tokens are no padding; None: all. Only they are chosen.
-            routing: see ``choose``; ``topk`` counts the tokens at hand.
+            cache: Earlier tokens of each recursion; the valid new ones are added.
+            every_depth: Whether states are those after each number of recursions.
+            valid: Bool (B, T), which tokens are no padding; None: all. Only they are chosen.
+            routing: See ``choose``; ``topk`` counts the tokens at hand.
         """
         valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
         own = None if cache is None else cache.recursions[0]
@@ -287,9 +287,9 @@ class MoRLM(DepthLM):
     ``eval_routing`` is ``topk``.
 
     Args:
-        config: shape of the network, recursions and routers.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network, recursions and routers.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: MoRConfig
@@ -421,7 +421,7 @@ class MoRLM(DepthLM):
         more, moved towards 1; only attention depends on that.
 
         Raises:
-            ValueError: if there are fewer.
+            ValueError: If there are fewer.
         """
         capacities, most = self.config.capacities, self.config.thinking_steps
         if not 0 <= steps <= most:

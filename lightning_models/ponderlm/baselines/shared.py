@@ -46,11 +46,11 @@ class RepeatedNetwork(TransformerNetwork):
         """Returns the residual stream (B, T, D) after all blocks, before any norm.
 
         Args:
-            x: the stream before them (B, T, D).
-            rope: rotation tables of its positions.
-            cache: keys and values of earlier tokens.
-            mask: what ``cache.mask`` returned.
-            number: which application this is; each has separate layers in the cache.
+            x: The stream before them (B, T, D).
+            rope: Rotation tables of its positions.
+            cache: Keys and values of earlier tokens.
+            mask: What ``cache.mask`` returned.
+            number: Which application this is; each has separate layers in the cache.
             blocks: Other blocks to apply than the repeated stack.
             first: Their first layer in the cache; by default L ``number``.
         """
@@ -97,8 +97,8 @@ class DepthLM(TransformerLM):
         """Returns the FLOPs of generating a token, the mean over a text of ``context`` tokens.
 
         Args:
-            context: tokens.
-            steps: additional steps of a token on average; None: K.
+            context: Tokens.
+            steps: Additional steps of a token on average; None: K.
         """
         steps = self.config.thinking_steps if steps is None else steps
         return sum(self.flops_of_steps(context, steps).values())

@@ -23,7 +23,7 @@ class PauseConfig(PonderingConfig):
     """A plain decoder with ``thinking_steps`` n pauses after every token.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
 
@@ -52,8 +52,8 @@ class PauseNetwork(TransformerNetwork):
 
         Args:
             tokens: int64, padded on the right.
-            cache: earlier slots; the caller then advances it by n + 1 a token.
-            every_depth: returns (B, T, n+1, D) instead, those of all slots.
+            cache: Earlier slots; the caller then advances it by n + 1 a token.
+            every_depth: Returns (B, T, n+1, D) instead, those of all slots.
         """
         slots = self.config.thinking_steps + 1
         place, mask = places(tokens.shape[1] * slots, cache, tokens.device)  # (T (n+1),)
@@ -75,9 +75,9 @@ class PauseLM(DepthLM):
     """A decoder that reads n learned pauses after every token (arXiv 2310.02226).
 
     Args:
-        config: shape of the network and number of pauses.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network and number of pauses.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: PauseConfig
@@ -117,7 +117,7 @@ class PonderLM1Config(PonderingConfig):
     """PonderLM-1 with ``thinking_steps`` S pondering passes before the one that predicts.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     accumulate: bool = True
@@ -148,9 +148,9 @@ class PonderLM1Network(RepeatedNetwork):
 
         Args:
             tokens: int64.
-            cache: earlier keys and values of every pass: pass s sees those of pass s; the caller
+            cache: Earlier keys and values of every pass: pass s sees those of pass s; the caller
                 then advances it.
-            every_depth: returns (B, T, S+1, D) instead, the states of all passes.
+            every_depth: Returns (B, T, S+1, D) instead, the states of all passes.
         """
         config = self.config
         positions, mask = places(tokens.shape[1], cache, tokens.device)
@@ -178,9 +178,9 @@ class PonderLM1(DepthLM):
     """Pondering language model (arXiv 2505.20674): S + 1 passes over the text.
 
     Args:
-        config: shape of the network, passes and feedback.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network, passes and feedback.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: PonderLM1Config
@@ -227,7 +227,7 @@ def expected_embedding(h: Tensor, output_matrix: Tensor, input_matrix: Tensor) -
     drives their share to zero, since they never are targets.
 
     Args:
-        h: normed states (..., D).
+        h: Normed states (..., D).
         output_matrix: (V, D), from states to logits.
         input_matrix: (V, D), an embedding a row.
     """

@@ -83,7 +83,7 @@ class LoopedConfig(PonderingConfig):
     """A looped decoder: ``thinking_steps`` n makes n + 1 loops.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     @property
@@ -97,7 +97,7 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
     """Prelude, ``num_layers`` core blocks for ``thinking_steps`` + 1 recurrences, and coda.
 
     Raises:
-        ValueError: if a value is out of its range, or options contradict each other.
+        ValueError: If a value is out of its range, or options contradict each other.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "exit_threshold": "q"}

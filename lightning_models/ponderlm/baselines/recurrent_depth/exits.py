@@ -39,9 +39,9 @@ def expected_loss(
 
     Args:
         logits: The gate's (..., T).
-        weighted: sum over t and targets of p_t L_t with the gradient to L_t, p_t constant.
+        weighted: Sum over t and targets of p_t L_t with the gradient to L_t, p_t constant.
         losses: L_t (..., T) without gradient, 0 where there is no target.
-        valid: bool (...), where there is a target.
+        valid: Bool (...), where there is a target.
     """
     log_p, _ = log_exits(logits)
     p = log_p.exp()
@@ -58,7 +58,7 @@ def gain_loss(logits: Tensor, losses: Tensor, valid: Tensor) -> Tensor:
     Args:
         logits: The gate's (..., T).
         losses: L_t (..., T) in nats, without gradient.
-        valid: bool (...), where there is a target.
+        valid: Bool (...), where there is a target.
     """
     # NOTE(paper): Eq. 6 holds lambda_t against the gain from t - 1 to t, t = 2..T, but Eq. 3 uses
     # lambda_1 to lambda_(T-1): lambda_1 would learn nothing, and lambda_T for nothing. lambda_t
@@ -88,8 +88,8 @@ class ExitRule:
         """Returns which rows exit after this recurrence, bool (n,).
 
         Args:
-            before: s_(i-1) (n, D).
-            after: s_i (n, D).
+            before: S_(i-1) (n, D).
+            after: S_i (n, D).
             scores: Logits (n, V), where the rule reads them.
             gate: The gate's logits (n,), where the rule reads them.
         """
