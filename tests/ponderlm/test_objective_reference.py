@@ -85,7 +85,7 @@ def test_loss_and_all_gradients(style, iterations):
     batch = rows_of([3, 2])
     batch["targets"][0, 1] = -100
     found = assert_objective(model, batch, iterations)
-    assert found.num_passes == 4
+    assert found.number == 4
     if kind is PonderLM and model.config.thinking_steps:
         assert found.penalty > 0
 
