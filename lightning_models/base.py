@@ -130,10 +130,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     @abstractmethod
     def decode_step(self, cache: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Advances each row by one unit of its own work.
+        """Advances each row by one unit of work.
 
         Args:
-            cache: As ``init_cache`` returned it; changed in place.
+            cache: Cache from ``init_cache``, updated in place.
             tokens: (B,) the last token of each row.
 
         Returns:
@@ -214,10 +214,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             targets: int64 (...), -100 where nothing is predicted.
         """
         below = self.config.vocab_size if wants("greedy") else None
-        found = token_scores(h, cast(Any, self.network).output_matrix, targets, below)
-        if found.greedy is not None:
-            record("greedy", greedy=found.greedy)
-        return found.log_prob
+        result = token_scores(h, cast(Any, self.network).output_matrix, targets, below)
+        if result.greedy is not None:
+            record("greedy", greedy=result.greedy)
+        return result.log_prob
 
     # ---- construction
 
@@ -259,7 +259,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     @property
     def context_limit(self) -> int | None:
-        """Most tokens of prompt and continuation that fit one trained context; None: no limit."""
+        """Maximum number of tokens of prompt and continuation, or None without a limit."""
         return self.config.block_size
 
     def check_context(self, length: int) -> None:
@@ -299,7 +299,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         return self._training_objective(batch)
 
     def _training_objective(self, batch: Batch) -> Tensor:
-        """Returns what ``training_step`` does, and notes means for the log."""
+        """Returns the result of ``training_step`` and records means for the log."""
         output = self.loss(batch)
         objective = self._objective(output, batch)
         nats = output.terms["nll"].sum.detach() + output.sequence_nats

@@ -36,8 +36,8 @@ def host_memory() -> int:
             root, file = Path("/sys/fs/cgroup"), "memory.max"
             if controllers:  # version 1
                 root, file = root / "memory", "memory.limit_in_bytes"
-            own = root / name.lstrip("/")
-            for folder in (own, *own.parents):
+            group = root / name.lstrip("/")
+            for folder in (group, *group.parents):
                 with contextlib.suppress(OSError, ValueError):  # 'max', or another container's
                     sizes.append(int((folder / file).read_text()))
     return min(sizes)
@@ -181,14 +181,14 @@ def check_batch(data: Any) -> None:
         )
 
 
-def _largest_option(config: Mapping[str, Any], kind: Any) -> tuple[str, str]:
+def _largest_option(config: Mapping[str, Any], cls: Any) -> tuple[str, str]:
     """Returns the option that makes a network large, with its value, and the cure."""
     # a backbone from elsewhere decides the sizes; the config's fields of sizes are ignored then
     if config.get("architecture") is not None:
         return "model.config.architecture", "lower its sizes, or take a machine with more memory"
     if config.get("backbone") is not None:
         return f"model.config.backbone ({config['backbone']})", "name a smaller one"
-    usual = {field.name: field.default for field in dataclasses.fields(kind)}
+    usual = {field.name: field.default for field in dataclasses.fields(cls)}
     usual["vocab_size"] = GPT2_VOCABULARY
     named = largest(config, usual)
     linked = {"vocab_size": "data.tokenizer, vocab_size", "block_size": "data.block_size"}

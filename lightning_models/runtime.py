@@ -76,10 +76,10 @@ def seeded_generator(*key: int) -> torch.Generator:
     Different keys give independent streams: (seed, step) for draws that all ranks must share,
     (seed, sequence id) for draws that must not depend on batching.
     """
-    words = [len(key)]  # each number as two words of 32 bits: no two keys share their words
-    for number in key:
-        words += [number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF]
-    state = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+    entropy = [len(key)]  # two 32-bit words for each value, so that different keys differ
+    for value in key:
+        entropy += [value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF]
+    state = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed(state & 0x7FFFFFFFFFFFFFFF)
 
 
@@ -131,7 +131,7 @@ def checkpoint_blocks(
     statistics are recorded, are left as they are.
 
     Args:
-        network: Changed in place.
+        network: Network, changed in place.
         mode: See ``SequenceConfig.gradient_checkpointing``.
         attention_dropout: Of the blocks. With it ``selective`` computes attention again: what is
             kept draws nothing then, and later dropouts would draw other masks than before.
