@@ -70,9 +70,9 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     ```
 
     Args:
-        config: the method's configuration dataclass.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: The method's configuration dataclass.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     reads: ClassVar[str] = "windows"
@@ -148,17 +148,17 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         Args:
             prompts: (B, P) int64, padded on the right.
             lengths: (B,) int64, at least 1.
-            max_new_tokens: how many tokens will be decoded at most.
-            streams: what the random draws of each row are a function of, for methods that draw
+            max_new_tokens: How many tokens will be decoded at most.
+            streams: What the random draws of each row are a function of, for methods that draw
                 before they decode; empty: (0, row).
         """
 
     @abstractmethod
     def decode_step(self, cache: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Advances each row by one unit of its own work.
+        """Advances each row by one unit of work.
 
         Args:
-            cache: as ``init_cache`` returned it; changed in place.
+            cache: Cache from ``init_cache``, updated in place.
             tokens: (B,) the last token of each row.
 
         Returns:
@@ -174,7 +174,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         names what is its own.
 
         Raises:
-            ValueError: if the method does not count them.
+            ValueError: If the method does not count them.
         """
         raise ValueError(f"{type(self).__name__} does not count its FLOPs by part")
 
@@ -186,8 +186,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Returns the FLOPs of generating a token in a context of ``context`` tokens.
 
         Args:
-            context: tokens.
-            steps: additional steps that a token takes on average, for methods whose tokens take
+            context: Tokens.
+            steps: Additional steps that a token takes on average, for methods whose tokens take
                 them; None: the most.
         """
         return self.flops_per_token(context)
@@ -217,7 +217,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         times this is what papers call inference FLOPs per token.
 
         Args:
-            context: tokens of the sequence.
+            context: Tokens of the sequence.
         """
         return 1.0 + getattr(self.config, "thinking_steps", 0)
 
@@ -239,10 +239,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             targets: int64 (...), -100 where nothing is predicted.
         """
         below = self.config.vocab_size if wants("greedy") else None
-        found = token_scores(h, cast(Any, self.network).output_matrix, targets, below)
-        if found.greedy is not None:
-            record("greedy", greedy=found.greedy)
-        return found.log_prob
+        result = token_scores(h, cast(Any, self.network).output_matrix, targets, below)
+        if result.greedy is not None:
+            record("greedy", greedy=result.greedy)
+        return result.log_prob
 
     # ---- construction
 
@@ -250,7 +250,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Builds the network (once), shards it where the strategy asks for it, compiles it.
 
         Raises:
-            ValueError: if the strategy shards parameters in a way of its own, or a network that is
+            ValueError: If the strategy shards parameters in a way of its own, or a network that is
                 there already.
         """
         mesh = getattr(self, "_device_mesh", None)
@@ -284,7 +284,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     @property
     def context_limit(self) -> int | None:
-        """Most tokens of prompt and continuation that fit one trained context; None: no limit."""
+        """Maximum number of tokens of prompt and continuation, or None without a limit."""
         return self.config.block_size
 
     def check_context(self, length: int) -> None:
@@ -345,7 +345,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         return self._training_objective(batch)
 
     def _training_objective(self, batch: Batch) -> Tensor:
-        """Returns what ``training_step`` does, and notes means for the log."""
+        """Returns the result of ``training_step`` and records means for the log."""
         output = self.loss(batch)
         objective = self._objective(output, batch)
         nats = output.terms["nll"].sum.detach() + output.sequence_nats
@@ -488,8 +488,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Returns the scores of a batch, while consumers get what the network records.
 
         Args:
-            batch: as ``score`` takes it.
-            **consumers: functions by the name of the statistic, see ``layers.recording``.
+            batch: As ``score`` takes it.
+            **consumers: Functions by the name of the statistic, see ``layers.recording``.
         """
         with self.gathered(), recording(**consumers), self.precision_context(), torch.no_grad():
             return self.score(batch)
@@ -500,8 +500,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         Where parameters are sharded the caller holds ``gathered()`` for as long as the graph.
 
         Args:
-            batch: as ``loss`` takes it.
-            **consumers: see ``recorded``; what they get is part of the graph.
+            batch: As ``loss`` takes it.
+            **consumers: See ``recorded``; what they get is part of the graph.
         """
         with (
             self.gathered(),
@@ -517,10 +517,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         The schedule is as long as the run, or ``optimizer.horizon``.
 
         Args:
-            schedule: key and value of what needs to know, for the message.
+            schedule: Key and value of what needs to know, for the message.
 
         Raises:
-            ValueError: if the run has no end.
+            ValueError: If the run has no end.
         """
         if self._trainer is None:
             return 1.0

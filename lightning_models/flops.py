@@ -1,4 +1,4 @@
-"""Counting floating-point operations: a multiply-add is two."""
+"""FLOP counts, in which a multiply-add is two operations."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from lightning_models.layers import DecoderConfig, SequenceConfig
 
 
 def linear_flops(module: nn.Module) -> float:
-    """Returns the forward FLOPs per token of ``module``, if linear, and linear layers below."""
+    """Returns the forward FLOPs per token of all linear layers in ``module``, including itself."""
     return 2.0 * sum(
         layer.in_features * layer.out_features
         for layer in module.modules()
@@ -18,8 +18,8 @@ def mean_keys(context: float, window: int | None = None) -> float:
     """Returns the mean number of keys that the queries of a causal row of ``context`` tokens see.
 
     Args:
-        context: tokens of the row.
-        window: most keys of a query, its own included; None: all before it.
+        context: Number of tokens of the row.
+        window: Maximum number of keys of a query, including its own. Defaults to no limit.
     """
     most = min(window or context, context)
     return (most * (most + 1) / 2 + (context - most) * most) / context
@@ -48,10 +48,10 @@ def training_flops(forward: float, blocks: float, config: SequenceConfig) -> flo
     """Returns the FLOPs of a training step.
 
     Args:
-        forward: those of its forward pass.
-        blocks: the part of blocks, which gradient checkpointing computes once more, or a little
-            less: it stops at the last value that the backward pass needs.
-        config: says whether it does.
+        forward: FLOPs of its forward pass.
+        blocks: FLOPs of the blocks, which gradient checkpointing recomputes. It stops at the last
+            value that the backward pass needs, so this is slightly more than the actual cost.
+        config: Configuration with ``gradient_checkpointing``.
     """
-    again = blocks if config.gradient_checkpointing is True else 0.0
-    return TRAINING_FACTOR * forward + again
+    recomputed = blocks if config.gradient_checkpointing is True else 0.0
+    return TRAINING_FACTOR * forward + recomputed

@@ -36,8 +36,8 @@ def host_memory() -> int:
             root, file = Path("/sys/fs/cgroup"), "memory.max"
             if controllers:  # version 1
                 root, file = root / "memory", "memory.limit_in_bytes"
-            own = root / name.lstrip("/")
-            for folder in (own, *own.parents):
+            group = root / name.lstrip("/")
+            for folder in (group, *group.parents):
                 with contextlib.suppress(OSError, ValueError):  # 'max', or another container's
                     sizes.append(int((folder / file).read_text()))
     return min(sizes)
@@ -72,7 +72,7 @@ def check_layers(values: Mapping[str, Any], prefix: str) -> None:
         prefix: What names of fields begin with in messages.
 
     Raises:
-        TooLargeError: if one is above ``MOST_TENSORS``.
+        TooLargeError: If one is above ``MOST_TENSORS``.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -89,7 +89,7 @@ def bounded_weights(most: float) -> Iterator[None]:
         most: Bytes. Building stops at twice as many: it may register tensors that it replaces.
 
     Raises:
-        TooLargeError: if modules register more tensors than ``MOST_TENSORS``, or more bytes.
+        TooLargeError: If modules register more tensors than ``MOST_TENSORS``, or more bytes.
     """
     tensors, size = 0, 0
 
@@ -124,8 +124,8 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
         share: Processes that hold one copy together.
 
     Raises:
-        TooLargeError: if the weights do not fit; the message names the option to change.
-        Exception: whatever building the real network would raise.
+        TooLargeError: If the weights do not fit; the message names the option to change.
+        Exception: Whatever building the real network would raise.
     """
     config = dataclasses.asdict(model.config)
     check_layers(config, "model.config.")
@@ -168,7 +168,7 @@ def check_batch(data: Any) -> None:
         data: A data module.
 
     Raises:
-        TooLargeError: if they do not; the message names the size to lower.
+        TooLargeError: If they do not; the message names the size to lower.
     """
     usual = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
     sizes = {key: getattr(data, key, 0) for key in usual}
@@ -181,14 +181,14 @@ def check_batch(data: Any) -> None:
         )
 
 
-def _largest_option(config: Mapping[str, Any], kind: Any) -> tuple[str, str]:
+def _largest_option(config: Mapping[str, Any], cls: Any) -> tuple[str, str]:
     """Returns the option that makes a network large, with its value, and the cure."""
     # a backbone from elsewhere decides the sizes; the config's fields of sizes are ignored then
     if config.get("architecture") is not None:
         return "model.config.architecture", "lower its sizes, or take a machine with more memory"
     if config.get("backbone") is not None:
         return f"model.config.backbone ({config['backbone']})", "name a smaller one"
-    usual = {field.name: field.default for field in dataclasses.fields(kind)}
+    usual = {field.name: field.default for field in dataclasses.fields(cls)}
     usual["vocab_size"] = GPT2_VOCABULARY
     named = largest(config, usual)
     linked = {"vocab_size": "data.tokenizer, vocab_size", "block_size": "data.block_size"}

@@ -14,7 +14,7 @@ class OptimizerConfig:
     """AdamW and its schedule.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     lr: float = 1e-3
@@ -26,22 +26,21 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     """Decoupled decay of weights with two or more dimensions; norms and biases never decay."""
     decay_embeddings: bool = True
-    """Whether embedding matrices (a tied head included) decay like other weights."""
+    """Whether embedding matrices, including a tied head, decay like other weights."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """After the warm-up: cosine or linear to lr * min_lr_ratio; wsd: constant, then linear over the
-    last decay_fraction; constant."""
+    """Schedule after the warm-up: cosine or linear down to lr * min_lr_ratio, wsd (constant, then
+    linear over the last decay_fraction), or constant."""
     warmup: float = 0.02
-    """Linear warm-up: a number of optimiser steps if 1 or more, else a fraction of all steps."""
+    """Linear warm-up, in optimiser steps if 1 or more, else as a fraction of all steps."""
     min_lr_ratio: float = 0.1
-    """Learning rate at the end, as a fraction of lr."""
+    """Final learning rate as a fraction of lr."""
     decay_fraction: float = 0.1
-    """Share of all steps in which wsd decays."""
+    """Fraction of all steps in which wsd decays."""
     horizon: int | None = None
-    """Optimiser steps over which the schedule runs, and what else follows the run, such as
-    ``inner_lr``; a run that is shorter stops before its end. Null: the steps of the run."""
+    """Number of optimiser steps of this schedule and of others that follow the run, such as
+    ``inner_lr``. A shorter run stops before their end. If null, the steps of the run."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
         for key in ("lr", "eps"):
             if not 0 < getattr(self, key) < math.inf:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be above 0 and finite")
@@ -74,10 +73,10 @@ def build_optimizer(
     """Returns AdamW over the trainable parameters of ``module``, in two decay groups.
 
     Args:
-        module: the network.
-        config: see its fields.
-        no_decay: parameters exempt from weight decay besides those with fewer than two dimensions.
-        fused: whether to take the fused kernel where the device has one (CPU, CUDA).
+        module: The network.
+        config: Configuration of the optimiser.
+        no_decay: Parameters exempt from weight decay, in addition to norms and biases.
+        fused: Whether to use the fused kernel if the device has one (CPU, CUDA).
     """
     exempt = {id(parameter) for parameter in no_decay}
     if not config.decay_embeddings:
@@ -102,12 +101,12 @@ def schedule_factor(config: OptimizerConfig, total_steps: float) -> Callable[[in
     """Returns the function step -> factor on lr (step 0 is the first optimiser step).
 
     Args:
-        config: see its fields.
-        total_steps: optimiser steps of the whole run, which count where ``horizon`` is None; may
-            be infinite for ``constant``.
+        config: Configuration of the schedule.
+        total_steps: Number of optimiser steps of the whole run, used if ``horizon`` is None. May be
+            infinite for ``constant``.
 
     Raises:
-        ValueError: if the schedule needs an end that the run does not have.
+        ValueError: If the schedule needs an end and the run has none.
     """
     if config.horizon is not None:
         total_steps = config.horizon
@@ -122,7 +121,7 @@ def schedule_factor(config: OptimizerConfig, total_steps: float) -> Callable[[in
 
 
 def _factor(config: OptimizerConfig, step: int, warmup: float, total: float) -> float:
-    """Factor on lr in the ``step``-th step, counted from 1."""
+    """Returns the factor on lr in a step (1-based)."""
     if step < warmup:
         return step / warmup
     if config.schedule == "constant":

@@ -1,7 +1,7 @@
-"""The output layer in chunks: logits of a whole batch are never held.
+"""The output layer, computed in chunks so that the logits of a whole batch are never in memory.
 
-They are the largest tensor of a small language model (16 x 1024 tokens at V = 50304 take 3.3 GB),
-so losses and scores walk over the tokens in chunks.
+Logits are the largest tensor of a small language model (3.3 GB for 16 x 1024 tokens at V = 50304),
+so losses and scores process the tokens in chunks.
 """
 
 import math
@@ -15,34 +15,38 @@ from torch.autograd.function import once_differentiable
 from lightning_models.layers import record, segment_logsumexp, wants
 
 IGNORE_INDEX = -100
-"""Target value where nothing is predicted."""
+"""Target value of positions without a prediction."""
 
 CHUNK_ROWS = {"cpu": 256, "cuda": 2048}
-"""Rows whose logits are held at once, by device type; enough of them to feed the matrix units."""
+"""Rows of logits in memory at a time, by device type; enough to saturate the matrix units."""
 
 
 class TokenChunk(NamedTuple):
-    """Consecutive states that belong to ``tokens`` consecutive tokens from ``first`` on."""
+    """Consecutive states of consecutive tokens."""
 
     rows: slice
+    """Indices of the states."""
     first: int
+    """Index of the first token."""
     tokens: int
+    """Number of tokens."""
 
 
 def target_index(targets: Tensor) -> Tensor:
-    """Returns flat targets that can be gathered; ids outside the vocabulary still raise there."""
+    """Returns flat targets with IGNORE_INDEX replaced by 0, a valid index for ``gather``."""
+    # other ids outside the vocabulary still raise there
     return targets.reshape(-1).masked_fill(targets.reshape(-1) == IGNORE_INDEX, 0)
 
 
 def product_dtype(h: Tensor) -> torch.dtype:
-    """Returns the dtype in which matrix products with ``h`` run: autocast's, or its own."""
+    """Returns the dtype of matrix products with ``h``, which is autocast's if it is enabled."""
     if torch.is_autocast_enabled(h.device.type):
         return torch.get_autocast_dtype(h.device.type)
     return h.dtype
 
 
 def chunk_rows(device: torch.device) -> int:
-    """Returns the largest number of rows of a chunk."""
+    """Returns the maximum number of rows of a chunk."""
     return CHUNK_ROWS.get(device.type, CHUNK_ROWS["cuda"])
 
 
@@ -54,19 +58,19 @@ def row_chunks(num_rows: int, device: torch.device) -> list[slice]:
 
 
 def token_chunks(owner: Tensor) -> list[TokenChunk]:
-    """Returns chunks of about CHUNK_ROWS states, never cut between two states of one token.
+    """Returns chunks of about CHUNK_ROWS states that never split the states of a token.
 
     Args:
-        owner: int64 (N,), the token of each state, never decreasing.
+        owner: int64 (N,), index of the token of each state, non-decreasing.
     """
     if not len(owner):
         return []
     size = chunk_rows(owner.device)
-    marks = torch.arange(0, len(owner), size, device=owner.device)
-    starts = torch.searchsorted(owner, owner[marks])  # back to the token's first state
-    starts = torch.unique_consecutive(starts)
+    cuts = torch.arange(0, len(owner), size, device=owner.device)
+    starts = torch.searchsorted(owner, owner[cuts])  # each moved back to its token's first state
+    starts = torch.unique_consecutive(starts)  # a token may have more than one cut
     stops = torch.cat((starts[1:], starts.new_full((1,), len(owner))))
-    table = torch.stack((starts, stops, owner[starts], owner[stops - 1]), dim=1)
+    table = torch.stack((starts, stops, owner[starts], owner[stops - 1]), dim=1)  # (chunks, 4)
     return [
         TokenChunk(slice(start, stop), first, last - first + 1)
         for start, stop, first, last in table.tolist()
@@ -74,14 +78,14 @@ def token_chunks(owner: Tensor) -> list[TokenChunk]:
 
 
 def row_of_text_chunks(h: Tensor, states: int, tokens: int) -> list[TokenChunk]:
-    """Returns chunks of whole rows of text, at most CHUNK_ROWS states or one row.
+    """Returns chunks of whole rows of text, with at most CHUNK_ROWS states or a single row.
 
     Args:
-        h: states of all rows (N, D).
-        states: of a row.
-        tokens: of a row.
+        h: States of all rows (N, D).
+        states: Number of states of a row.
+        tokens: Number of tokens of a row.
     """
-    size = max(1, chunk_rows(h.device) // states)  # rows
+    size = max(1, chunk_rows(h.device) // states)  # rows of text in a chunk
     rows = len(h) // states
     return [
         TokenChunk(
@@ -94,7 +98,7 @@ def row_of_text_chunks(h: Tensor, states: int, tokens: int) -> list[TokenChunk]:
 
 
 def logits(h: Tensor, weight: Tensor) -> Tensor:
-    """Returns ``h weight^T`` (n, V) in float32 or better; the product runs in their dtype."""
+    """Returns ``h weight^T`` (n, V) in float32 or better, multiplied in the dtype of ``h``."""
     wide = torch.float64 if h.dtype == torch.float64 else torch.float32
     with torch.autocast(h.device.type, enabled=False):
         return (h @ weight.t()).to(wide)
@@ -106,17 +110,17 @@ def logits(h: Tensor, weight: Tensor) -> Tensor:
 def linear_cross_entropy(
     h: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """Returns the summed cross-entropy, in nats, of logits ``h weight^T`` (float32, or float64).
+    """Returns the summed cross-entropy, in nats, of logits ``h weight^T`` (float32 or float64).
 
-    Gradients are computed chunk by chunk in the forward pass, where the chunk's logits are at
-    hand; backward only scales them (so there is no second derivative). Only the gradients that
-    are asked for cost anything.
+    Gradients are computed in the forward pass, while the logits of a chunk are in memory, and the
+    backward pass only scales them, so there is no second derivative. Gradients that are not
+    required cost nothing.
 
     Args:
-        h: normed states (..., D); the matrix products run in its dtype, or in autocast's.
-        weight: output matrix (V, D).
-        targets: int64 (...), -100 where nothing is predicted.
-        weights: float (...), weight of each target's loss; no gradient flows to it. None: ones.
+        h: Normed states (..., D). Matrix products run in their dtype or in autocast's.
+        weight: Output matrix (V, D).
+        targets: int64 (...), -100 at positions without a target.
+        weights: Weight of each target's loss (...), without gradient. Defaults to ones.
     """
     return linear_cross_entropy_each(h, weight, targets, weights)[0]
 
@@ -131,23 +135,23 @@ def _scale(targets: Tensor, weights: Tensor | None) -> Tensor:
 def linear_cross_entropy_each(
     h: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns what :func:`linear_cross_entropy` does, and the loss of each target.
+    """Returns the sum of :func:`linear_cross_entropy` and the loss of each target.
 
-    The latter are -log p(target) (...) in nats, unweighted, without gradient, 0 where nothing is
-    predicted: what some kinds of targets cost is known without a second pass over the vocabulary.
+    The losses -log p(target) (...) in nats are unweighted, have no gradient and are 0 without a
+    target. They give the loss of a class of targets without a second pass over the vocabulary.
 
     Args:
-        h: see there, as the others.
-        weight: (V, D).
-        targets: int64 (...).
-        weights: float (...).
+        h: Normed states (..., D).
+        weight: Output matrix (V, D).
+        targets: int64 (...), -100 at positions without a target.
+        weights: Weight of each target's loss (...), without gradient. Defaults to ones.
     """
     ignored = targets == IGNORE_INDEX
     scale = _scale(targets, weights)
     scale = scale.masked_fill(ignored, 0.0)
     dtype = product_dtype(h)
     if not torch.is_grad_enabled():
-        h, weight = h.detach(), weight.detach()  # then nothing asks for gradients
+        h, weight = h.detach(), weight.detach()  # the forward pass then computes no gradients
     flat = h.reshape(-1, h.shape[-1]), weight, None, target_index(targets), scale.reshape(-1)
     rows = row_chunks(len(flat[0]), h.device)
     chunks = [TokenChunk(part, part.start, part.stop - part.start) for part in rows]
@@ -167,20 +171,20 @@ def linear_mixture_cross_entropy(
 ) -> Tensor:
     """Returns the summed cross-entropy, in nats, of mixtures of several states' distributions.
 
-    Token i predicts ``p_i = sum_j P_j softmax(h_j weight^T) / sum_j P_j`` over the states j that
-    belong to it (Thoughtbubbles, arXiv 2510.00219, eq. 11, mixed in log space). Only the target's
-    probability is ever needed, so no mixture over the vocabulary is held; chunks are cut between
-    tokens, gradients computed as in :func:`linear_cross_entropy`.
+    Token i predicts ``p_i = sum_j P_j softmax(h_j weight^T) / sum_j P_j`` over its states j
+    (Thoughtbubbles, arXiv 2510.00219, eq. 11, mixed in log space). Only the probability of the
+    target is needed, so no mixture over the vocabulary is computed. Chunks do not split tokens, and
+    gradients are computed as in :func:`linear_cross_entropy`.
 
     Args:
-        h: normed states (N, D), those of one token next to each other.
-        weight: output matrix (V, D).
+        h: Normed states (N, D), grouped by token.
+        weight: Output matrix (V, D).
         log_scores: log P of each state (N,), with gradient.
-        owner: int64 (N,), the token (index into ``targets``) of each state, never decreasing.
-        targets: int64 (tokens,), -100 where nothing is predicted.
-        weights: float (tokens,), weight of each target's loss, without gradient. None: ones.
-        per_row: numbers of states and of tokens of each row of text, where all have as many: an
-            accelerator need not be waited for then to know where tokens begin.
+        owner: int64 (N,), index into ``targets`` of the token of each state, non-decreasing.
+        targets: int64 (tokens,), -100 for tokens without a target.
+        weights: Weight of each target's loss (tokens,), without gradient. Defaults to ones.
+        per_row: Number of states and number of tokens of a row of text, if all rows have the same.
+            Chunks then follow from them without a synchronisation with the device.
     """
     scale = _scale(targets, weights)
     scale = scale.masked_fill(targets == IGNORE_INDEX, 0.0)
@@ -188,15 +192,17 @@ def linear_mixture_cross_entropy(
     if not torch.is_grad_enabled():
         h, weight, log_scores = h.detach(), weight.detach(), log_scores.detach()
     chunks = token_chunks(owner) if per_row is None else row_of_text_chunks(h, *per_row)
+    # every state of a token has the token's target and weight: (tokens,) -> (N,)
     flat = h, weight, log_scores, target_index(targets)[owner], scale[owner], owner
     with torch.autocast(h.device.type, enabled=False):
         return _LinearCrossEntropy.apply(*flat, chunks, dtype)[0]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Rows are tokens; with ``log_scores`` and ``owner`` they are the states of mixtures.
+    """Cross-entropy of rows of states, or of mixtures of them with ``log_scores`` and ``owner``.
 
-    Returns the weighted sum and, without gradient, -log p(target) of each row's own distribution.
+    Returns the weighted sum, and -log p(target) under the distribution of each row, without
+    gradient.
     """
 
     @staticmethod
@@ -211,7 +217,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunks: list[TokenChunk],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the loss () and each row's (N,); gradients are computed in the same pass."""
+        """Returns the loss () and the loss of each row (N,), and saves the gradients."""
         need_h, need_weight = ctx.needs_input_grad[:2]
         wide = torch.promote_types(weight.dtype, torch.float32)
         states, matrix = h.to(dtype), weight.to(dtype)
@@ -229,6 +235,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 total += (losses * factor).sum()
             else:
                 mixed = _mix(log_scores[rows], -losses, owner[rows] - first, factor, count)
+                # the gradient of log sum_j P_j p_j by log p_j is the posterior of state j
                 factor = mixed.responsibilities
                 grad_scores[rows] = mixed.score_gradient.to(grad_scores.dtype)
                 total += mixed.loss
@@ -241,7 +248,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_h[rows] = logit_grad @ matrix  # (n, V) (V, D)
             if grad_weight is not None:
                 _accumulate(grad_weight, logit_grad, states[rows])
-            del exponentials, logit_grad  # before the next chunk's logits are there
+            del exponentials, logit_grad  # freed before the next chunk's logits are allocated
         ctx.save_for_backward(grad_h, grad_weight, grad_scores)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(each)
@@ -266,10 +273,10 @@ def _softmax(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns exp(logits - maximum) (n, V), its sums (n, 1) and -log p(target) (n,).
 
     Args:
-        scores: Logits (n, V), which are overwritten: one chunk of (n, V) is held.
+        scores: Logits (n, V), which are overwritten to save memory.
         targets: int64 (n,).
     """
-    picked = scores.gather(1, targets[:, None])[:, 0]
+    picked = scores.gather(1, targets[:, None])[:, 0]  # before the logits are overwritten
     highest = scores.amax(dim=-1, keepdim=True)
     exponentials = scores.sub_(highest).exp_()
     mass = exponentials.sum(dim=-1, keepdim=True)
@@ -277,22 +284,34 @@ def _softmax(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Mixed(NamedTuple):
-    """Of a chunk of mixtures: weighted loss, and per state its share in it and d loss / d log P."""
+    """Loss of a chunk of mixtures, with the weights of its gradient."""
 
     loss: Tensor
+    """Weighted sum over tokens, a scalar."""
     responsibilities: Tensor
+    """Posterior of each state given the target, times the token's weight (n,)."""
     score_gradient: Tensor
+    """Gradient of the loss by log P of each state (n,)."""
 
 
 def _mix(log_scores: Tensor, log_prob: Tensor, token: Tensor, scale: Tensor, count: int) -> _Mixed:
-    """Mixes the target's probability over the states of each of ``count`` tokens."""
+    """Mixes the probability of the target over the states of each of ``count`` tokens.
+
+    Args:
+        log_scores: log P of each state (n,).
+        log_prob: log p_j(target) under each state (n,).
+        token: int64 (n,), index of each state's token in the chunk.
+        scale: Weight of each state's token (n,).
+        count: Number of tokens of the chunk.
+    """
     log_scores = log_scores.to(log_prob.dtype)
     joint = segment_logsumexp(log_scores + log_prob, token, count)  # (count,), log sum_j P_j p_j
-    prior = segment_logsumexp(log_scores, token, count)
-    # (n,), shares of the states in p(target)
-    posterior = (log_scores + log_prob - joint[token]).exp()
-    share = (log_scores - prior[token]).exp()
-    loss = -(scale * share * (joint - prior)[token]).sum()  # the shares of a token add up to one
+    prior = segment_logsumexp(log_scores, token, count)  # (count,), log sum_j P_j
+    posterior = (log_scores + log_prob - joint[token]).exp()  # (n,), P_j p_j / sum_j P_j p_j
+    share = (log_scores - prior[token]).exp()  # (n,), P_j / sum_j P_j
+    # -log p(target) = prior - joint of each token; summed over states, as shares add up to one
+    loss = -(scale * share * (joint - prior)[token]).sum()
+    # d(prior - joint) / d log P_j = share - posterior
     return _Mixed(loss, scale * posterior, scale * (share - posterior))
 
 
@@ -307,12 +326,12 @@ def _accumulate(grad_weight: Tensor, logit_grad: Tensor, states: Tensor) -> None
 
 
 class TargetScores(NamedTuple):
-    """Scores of targets, in the shape of the targets; 0 and False where nothing is predicted."""
+    """Scores in the shape of the targets, 0 and False at positions without a target."""
 
     log_prob: Tensor
     """log p(target) in nats, float32, or float64 for states in float64."""
     greedy: Tensor | None
-    """Whether greedy decoding would choose the target, bool; None if nobody asked."""
+    """Whether greedy decoding would choose the target, bool. None unless requested."""
 
 
 @torch.no_grad()
@@ -371,7 +390,7 @@ def mixture_scores(
     Args:
         h: Normed states (N, D), the states of one token next to each other.
         weight: Output matrix (V, D).
-        log_scores: log P of each state (N,).
+        log_scores: Log P of each state (N,).
         owner: int64 (N,), the token of each state, never decreasing.
         targets: int64 (tokens,), -100 where nothing is predicted.
         vocab_size: Ids from here on are never chosen; None skips the greedy choice.
@@ -410,8 +429,8 @@ def _state_chunks(
 ) -> Iterator[tuple[slice, tuple[Tensor, Tensor] | None]]:
     """Yields chunks of the states that ``owner`` (N,) assigns to tokens.
 
-    With ``whole_tokens`` no token is cut, which an accelerator is waited for, and each chunk comes
-    with its tokens (n,) and the index among them of each state's token.
+    With ``whole_tokens`` chunks do not split tokens, which requires a synchronisation with the
+    device, and come with their tokens (n,) and the index among them of each state's token.
     """
     if not whole_tokens:
         yield from ((rows, None) for rows in row_chunks(len(owner), owner.device))
@@ -422,12 +441,12 @@ def _state_chunks(
 
 
 def _scored_places(targets: Tensor, count: int | None = None) -> Tensor:
-    """Returns the indices (n,) of flat targets (N,) where something is predicted.
+    """Returns the indices (n,) of the positions with a target among flat targets (N,).
 
-    An accelerator is waited for to know how many there are, unless ``count`` says so: once a batch
-    whose scores the host reads next anyway. In return most logits of a task are never computed, and
-    a chunk of 2,048 rows at 50,257 entries has 0.4 GB of them, which five kernels read or write.
-    A method that scores in many calls a batch counts on the host.
+    Without ``count`` this synchronises with the device, once for a batch whose scores the host
+    reads next anyway. In return most logits of a task are never computed: a chunk of 2,048 rows at
+    50,257 entries has 0.4 GB, which five kernels read or write. A method that scores in many calls
+    a batch counts on the host.
     """
     predicted = targets != IGNORE_INDEX
     if count is None:
@@ -435,9 +454,9 @@ def _scored_places(targets: Tensor, count: int | None = None) -> Tensor:
     return predicted.nonzero_static(size=count)[:, 0]
 
 
-def _spread(values: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
-    """Returns zeros of a shape with ``values`` (n,) at the flat ``places`` (n,)."""
-    return values.new_zeros(shape.numel()).index_copy_(0, places, values).view(shape)
+def _spread(values: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
+    """Returns zeros of the given shape with ``values`` (n,) at the flat indices ``index`` (n,)."""
+    return values.new_zeros(shape.numel()).index_copy_(0, index, values).view(shape)
 
 
 @torch.no_grad()
@@ -447,11 +466,11 @@ def mixture_entropies(
     """Returns the entropy in nats of each token's mixed distribution, float32 (count,).
 
     Args:
-        h: normed states (N, D), those of one token next to each other.
-        weight: output matrix (V, D).
+        h: Normed states (N, D), grouped by token.
+        weight: Output matrix (V, D).
         log_scores: log P of each state (N,).
-        owner: int64 (N,), the token of each state, never decreasing.
-        count: number of tokens; those without a state get nan.
+        owner: int64 (N,), index of the token of each state, non-decreasing.
+        count: Number of tokens. Tokens without a state get nan.
     """
     out = torch.full((count,), torch.nan, device=h.device)
     for present, index, mixed in _mixtures(h, weight, log_scores, owner, count):
@@ -462,25 +481,28 @@ def mixture_entropies(
 def _mixtures(
     h: Tensor, weight: Tensor, log_scores: Tensor, owner: Tensor, count: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields, in chunks, consecutive tokens (n,) and their mixed distributions (n, V).
+    """Yields the mixed distributions of chunks of consecutive tokens.
 
-    Before them, which of those tokens have any state, bool (n,); the rows of others are 0.
+    Yields:
+        The mask of tokens that have a state, bool (n,), the indices of the tokens (n,), and their
+        distributions (n, V), which are 0 for tokens without a state.
     """
     dtype = product_dtype(h)
     states, matrix, scores = h.to(dtype), weight.to(dtype), log_scores.float()
-    prior = segment_logsumexp(scores, owner, count)
-    shares = (scores - prior[owner]).exp()
+    prior = segment_logsumexp(scores, owner, count)  # (count,), log sum_j P_j
+    shares = (scores - prior[owner]).exp()  # (N,), P_j / sum_j P_j
     for rows, first, tokens in token_chunks(owner):
-        own = logits(states[rows], matrix).softmax(dim=-1).float() * shares[rows, None]
-        place = owner[rows] - first
-        mixed = own.new_zeros(tokens, own.shape[-1]).index_add_(0, place, own)
+        weighted = logits(states[rows], matrix).softmax(dim=-1).float() * shares[rows, None]
+        token = owner[rows] - first  # index of each state's token in the chunk
+        # sums the weighted distributions of the states of each token: (states, V) -> (tokens, V)
+        mixed = weighted.new_zeros(tokens, weighted.shape[-1]).index_add_(0, token, weighted)
         index = torch.arange(first, first + tokens, device=h.device)
-        present = torch.zeros_like(index, dtype=torch.bool).index_fill_(0, place, True)
+        present = torch.zeros_like(index, dtype=torch.bool).index_fill_(0, token, True)
         yield present, index, mixed
 
 
 def token_entropies(h: Tensor, weight: Tensor) -> Tensor:
-    """Returns the entropy (...) in nats of softmax(``h weight^T``) for states ``h`` (..., D)."""
+    """Returns the entropy (...), in nats, of softmax(``h weight^T``) for states ``h`` (..., D)."""
     flat = h.reshape(-1, h.shape[-1])
     owner = torch.arange(len(flat), device=h.device)
     scores = torch.zeros(len(flat), device=h.device)

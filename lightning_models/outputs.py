@@ -1,7 +1,7 @@
-"""Losses, scores and metrics: what a method returns, and how it is averaged.
+"""Results of methods and their averages.
 
-Terms of the objective from ``loss``, log-likelihoods from ``score``; the objective of an optimiser
-step (all ranks and accumulated micro-batches); metrics over a corpus.
+Contains the terms of ``loss``, the log-likelihoods of ``score``, the objective of an optimiser step
+over ranks and accumulated micro-batches, and metrics over a corpus.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ Likelihood = Literal["exact", "lower_bound", "estimate", "noncausal"]
 
 
 class Term(NamedTuple):
-    """One summand of the objective: ``sum / normaliser``, both scalars.
+    """A term of the objective, ``sum / normaliser``, both scalars.
 
-    ``over`` names the entry of ``batch["step_normalisers"]`` that holds this normaliser summed
-    over the whole optimiser step (all ranks, all accumulated micro-batches); the base divides by
-    that one. A mapping names several entries with a weight each: the normaliser is their weighted
-    sum. None declares a mean over the micro-batch, for terms that depend on the model.
+    ``over`` names the entry of ``batch["step_normalisers"]`` with this normaliser summed over the
+    whole optimiser step (all ranks and accumulated micro-batches), by which the base class divides.
+    A mapping gives weights to several entries, whose weighted sum is the normaliser. None declares
+    a mean over the micro-batch, for terms that depend on the model.
     """
 
     sum: Tensor
@@ -35,7 +35,7 @@ class Term(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A statistic that is a quotient, whose parts are added up over the step first."""
+    """A statistic that is the quotient of two sums over the optimiser step."""
 
     sum: Tensor
     number: Tensor | float
@@ -43,12 +43,12 @@ class Mean(NamedTuple):
 
 @dataclasses.dataclass
 class LossOutput:
-    """What ``LanguageModel.loss`` returns.
+    """Result of ``LanguageModel.loss``.
 
     ``terms`` add up to the objective; the one named ``nll`` (nats) is reported as ``train/loss``.
-    ``stats`` are detached scalars, averaged over micro-batches and ranks, or means of their own.
-    ``sequence_nats``, a detached scalar, is what the bound loses in addition to that term
-    (KL divergences): it is no part of the objective, but of ``train/loss`` and ``train/bpb``.
+    ``stats`` are detached scalars, averaged over micro-batches and ranks, or ``Mean``s.
+    ``sequence_nats``, a detached scalar, is the part of the bound besides this term (KL
+    divergences), which is included in ``train/loss`` and ``train/bpb`` but not in the objective.
     """
 
     terms: dict[str, Term]
@@ -59,11 +59,10 @@ class LossOutput:
 class Scores(NamedTuple):
     """Log-likelihood of a batch in nats.
 
-    ``log_prob`` in the shape of the targets, (B, T) or (B, S, U), 0 where none is, is float32, or
-    float64 from a model in float64;
-    ``sequence_term`` (B,) belongs to a whole sequence (minus a KL divergence) and is not spread
-    over tokens; ``num_targets`` (B,) says how many tokens of each row are counted, 0 for rows that
-    only fill up a batch; ``kind`` says what the sum is.
+    ``log_prob`` has the shape of the targets, (B, T) or (B, S, U), is 0 at positions without one,
+    and is float32, or float64 for a model in float64. ``sequence_term`` (B,) belongs to the whole
+    sequence (minus a KL divergence) and is not distributed over tokens. ``num_targets`` (B,) is the
+    number of targets of each row, 0 for rows that pad a batch. ``kind`` is the kind of likelihood.
     """
 
     log_prob: Tensor
@@ -72,28 +71,27 @@ class Scores(NamedTuple):
     kind: Likelihood
 
     def total(self) -> Tensor:
-        """Returns the batch's log-likelihood, a float64 scalar; filling rows have no sequence."""
+        """Returns the log-likelihood of the batch as a float64 scalar."""
         return self.log_prob.detach().double().sum() + self.sequence_total()
 
     def sequence_total(self) -> Tensor:
-        """Returns the sum of the sequences' own terms, a float64 scalar."""
+        """Returns the sum of the sequence terms, without padding rows, as a float64 scalar."""
         terms = self.sequence_term.detach().double()
         return terms.where(self.num_targets > 0, 0.0).sum()
 
     def reported(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Returns the part that loss and perplexity count: log-likelihood (float64) and targets.
+        """Returns the log-likelihood (float64) and number of targets for loss and perplexity.
 
-        That is all of it, but where the batch says which targets are ``lexical``: then boundary
-        tokens do not count.
+        Boundary tokens do not count if the batch has a mask of ``lexical`` targets.
         """
         if "lexical" not in batch:
             return self.total(), self.num_targets.sum()
         lexical = batch["lexical"]
-        words = self.log_prob.detach().masked_fill(~lexical, 0.0).double().sum()
-        return words + self.sequence_total(), lexical.sum()
+        log_prob = self.log_prob.detach().masked_fill(~lexical, 0.0).double().sum()
+        return log_prob + self.sequence_total(), lexical.sum()
 
 
-# ---- averages over a corpus: right for ragged batches, accumulation and many ranks
+# ---- averages over a corpus, exact for ragged batches, accumulation and many ranks
 
 
 PERPLEXITY_NAMES = {
@@ -102,14 +100,14 @@ PERPLEXITY_NAMES = {
     "estimate": "ppl_estimate",
     "noncausal": "ppl_noncausal",
 }
-"""What exp(nats per token) may be called, by the kind of likelihood it comes from."""
+"""Name of exp(nats per token) by the kind of likelihood."""
 
 
 class Ratio(Metric):
     """Sum of numerators over sum of denominators, both float64, summed over ranks.
 
-    Used for nats per token (then perplexity is one exponential at the end, never a mean of
-    exponentials) and for nats per byte.
+    Used for nats per byte and nats per token, of which perplexity is the exponential at the end,
+    never a mean of exponentials.
     """
 
     full_state_update = False
@@ -123,18 +121,18 @@ class Ratio(Metric):
         self.add_state("denominator", default=zero.clone(), dist_reduce_fx="sum")
 
     def update(self, numerator: Tensor, denominator: Tensor | float) -> None:
-        """Adds one batch: two sums (scalars, or tensors whose elements are summed)."""
+        """Adds the two sums of a batch (scalars, or tensors whose elements are summed)."""
         self.numerator += torch.as_tensor(numerator, dtype=torch.float64).detach().sum()
         device = self.denominator.device
         self.denominator += on_device(denominator, device, torch.float64).detach().sum()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
-        # Follows the module to its device, but not to its dtype: bf16 sums stop at 256.
+        # Follows the module's device but not its dtype, since sums in bf16 stop growing at 256.
         device = fn(torch.empty(0, device=self.numerator.device)).device
         return super()._apply(lambda tensor: tensor.to(device), exclude_state)
 
     def compute(self) -> Tensor:
-        """Returns the ratio as a float32 scalar (nan before the first update)."""
+        """Returns the ratio as a float32 scalar, nan before the first update."""
         return (self.numerator / self.denominator).float()
 
 
@@ -163,11 +161,11 @@ class StageMetrics(nn.Module):
         """Adds one batch.
 
         Args:
-            nats: sum over the reported tokens.
-            tokens: their number.
-            num_bytes: UTF-8 bytes of all targets; None: not known.
-            all_nats: sum over all targets, where some are not reported; None: ``nats``.
-            sequence_nats: the part of ``nats`` that belongs to whole sequences (a KL divergence).
+            nats: Sum over the reported tokens.
+            tokens: Number of the reported tokens.
+            num_bytes: Number of UTF-8 bytes of all targets, or None if unknown.
+            all_nats: Sum over all targets, if some are not reported. Defaults to ``nats``.
+            sequence_nats: Part of ``nats`` that belongs to whole sequences (a KL divergence).
         """
         self.per_token.update(nats, tokens)
         self.of_sequences.update(torch.as_tensor(sequence_nats), tokens)
@@ -175,10 +173,10 @@ class StageMetrics(nn.Module):
             self.per_byte.update(nats if all_nats is None else all_nats, num_bytes)
 
     def values(self, kind: str) -> dict[str, Tensor]:
-        """Returns loss (nats per token), perplexity under its honest name, and bpb if known.
+        """Returns loss (nats per token), perplexity named by kind of likelihood, and bpb if known.
 
-        Of a lower bound, or an estimate of one, also its parts: ``elbo/token`` (of a bound only),
-        ``nll/token`` and ``kl/token``.
+        For a lower bound or an estimate, includes the parts ``nll/token`` and ``kl/token``, and for
+        a bound ``elbo/token``.
         """
         loss = self.per_token.compute()
         values = {"loss": loss, PERPLEXITY_NAMES[kind]: loss.exp()}
@@ -192,38 +190,38 @@ class StageMetrics(nn.Module):
         return values
 
     def reset(self) -> None:
-        """Starts again."""
+        """Resets all sums."""
         self.per_token.reset()
         self.per_byte.reset()
         self.of_sequences.reset()
 
 
 class StepMeans:
-    """Means of named quantities over one optimiser step: all its micro-batches, all ranks.
+    """Means of named quantities over the micro-batches and ranks of an optimiser step.
 
-    Sums stay on the device, and one collective serves all of them.
+    Sums stay on the device and are reduced in one collective.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, name: str, numerator: Tensor, denominator: Tensor | float = 1.0) -> None:
-        """Adds one micro-batch's sum and what it is to be divided by (a tensor's sum)."""
+        """Adds the numerator and denominator of a micro-batch, summed over their elements."""
         top = numerator.detach().double().sum()
         bottom = on_device(denominator, top.device, torch.float64).detach().sum()
         pair = torch.stack((top, bottom))
         if name in self._sums:
-            pair = self._sums[name].to(pair.device) + pair  # restored sums lie on the CPU
+            pair = self._sums[name].to(pair.device) + pair  # restored sums are on the CPU
         self._sums[name] = pair
 
     def take(self, *, wait: bool = True) -> dict[str, Tensor | None]:
-        """Returns the means, float32, None for a mean of nothing, and starts again.
+        """Returns the means in float32, None for empty ones, and resets the sums.
 
         Every rank must have added the same names.
 
         Args:
-            wait: Whether to wait for a GPU, which knows what was counted. Without waiting, its
-                means of nothing are nan.
+            wait: Whether to synchronise with a GPU to read the denominators. If not, empty means on
+                a GPU are nan.
         """
         if not self._sums:
             return {}
@@ -241,17 +239,19 @@ class StepMeans:
         }
 
     def sums(self) -> dict[str, list[float]]:
-        """Returns this process' sums so far, for a checkpoint between two micro-batches."""
+        """Returns the sums of this process, for a checkpoint between two micro-batches."""
         return {name: pair.tolist() for name, pair in self._sums.items()}
 
     def add_sums(self, sums: dict[str, list[float]]) -> None:
-        """Adds what ``sums`` returned before a break; the values are exact."""
+        """Adds the exact sums of a checkpoint, see ``sums``."""
         for name, (numerator, denominator) in sums.items():
             self.add(name, torch.tensor(numerator, dtype=torch.float64), denominator)
 
 
-# ---- a micro-batch's share of the optimiser step's objective: Lightning divides by the number of
-# accumulated micro-batches and DDP averages over ranks; the shares undo both
+# ---- objective of an optimiser step
+#
+# Lightning divides by the number of accumulated micro-batches and DDP averages over ranks. The
+# factors below undo both.
 
 
 def objective(
@@ -265,14 +265,14 @@ def objective(
     """Returns the scalar whose mean over ranks and micro-batches is the step's objective.
 
     Args:
-        output: terms of one micro-batch.
-        totals: ``step_normalisers`` of its batch; empty: every term has its own normaliser.
-        accumulate: micro-batches of an optimiser step.
-        world_size: number of ranks.
-        device: where the terms are.
+        output: Terms of one micro-batch.
+        totals: ``step_normalisers`` of its batch. If empty, terms use the normaliser of the batch.
+        accumulate: Number of micro-batches of an optimiser step.
+        world_size: Number of ranks.
+        device: Device of the terms.
 
     Raises:
-        ValueError: if a term names a normaliser that the batch does not have.
+        ValueError: If a term names a normaliser that the batch does not have.
     """
     total = torch.zeros((), device=device)
     for name, term in output.terms.items():
@@ -289,10 +289,9 @@ def _share(
     world_size: int,
     device: torch.device,
 ) -> Tensor | float:
-    """Returns the factor on a term's sum; a sum over nothing has no share.
+    """Returns the factor on the sum of a term, 0 if its normaliser is 0.
 
-    Micro-batch means weigh equally among those of their step, of which an epoch's last step may
-    have fewer.
+    Means over micro-batches have equal weights, also in an epoch's last step with fewer of them.
     """
     if totals and term.over is not None:
         counted = _counted(name, term.over, totals)

@@ -32,12 +32,12 @@ _trusted: set[str] = set(OWN_PACKAGES)
 _trusted_classes: set[str] = set()
 
 
-def as_dataclass(value: Any, kind: Any) -> Any:
+def as_dataclass(value: Any, cls: Any) -> Any:
     """Returns plain dicts, as checkpoints hold them, as the dataclass they were, fields too."""
-    if not (isinstance(value, Mapping) and dataclasses.is_dataclass(kind)):
+    if not (isinstance(value, Mapping) and dataclasses.is_dataclass(cls)):
         return value
-    hints = get_type_hints(kind)
-    build: Any = kind
+    hints = get_type_hints(cls)
+    build: Any = cls
     return build(**{key: as_dataclass(item, hints.get(key)) for key, item in value.items()})
 
 
@@ -50,12 +50,12 @@ def yaml_values(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def public_path(kind: type) -> str:
+def public_path(cls: type) -> str:
     """Returns the shortest import path of a class, by the package which re-exports it if any."""
-    parts = kind.__module__.split(".")
+    parts = cls.__module__.split(".")
     packages = (".".join(parts[:end]) for end in range(1, len(parts)))
-    exports = (p for p in packages if getattr(sys.modules.get(p), kind.__name__, None) is kind)
-    return f"{next(exports, kind.__module__)}.{kind.__name__}"
+    exports = (p for p in packages if getattr(sys.modules.get(p), cls.__name__, None) is cls)
+    return f"{next(exports, cls.__module__)}.{cls.__name__}"
 
 
 # ---- classes that a recipe may name
@@ -114,15 +114,15 @@ def resolve_class(class_path: Any, base: type) -> Any:
         )
     hidden = any(part.startswith("_") for part in module_path.split("."))
     places = [] if hidden else [_import(module_path), _import(module_path.partition(".")[0])]
-    found = next((kind for place in places if (kind := getattr(place, name, None))), None)
-    if not isinstance(found, type):
+    result = next((cls for place in places if (cls := getattr(place, name, None))), None)
+    if not isinstance(result, type):
         raise ValueError(
             f"the class {asked} is not known to this version; it must be exported by "
             f"{', '.join(OWN_PACKAGES)}, or by a package named with --packages"
         )
-    if not issubclass(found, base):
+    if not issubclass(result, base):
         raise ValueError(f"the class {asked} is not a {base.__name__}, so it is not built")
-    return found
+    return result
 
 
 def _import(module_path: str) -> Any:
@@ -156,9 +156,9 @@ def build(recipe: Mapping[str, Any], base: type) -> Any:
     Raises:
         ValueError: If its class is refused, or refuses the arguments.
     """
-    kind = resolve_class(recipe.get("class_path"), base)
+    cls = resolve_class(recipe.get("class_path"), base)
     try:
-        return kind(**recipe.get("init_args", {}))
+        return cls(**recipe.get("init_args", {}))
     except TypeError as error:
         raise ValueError(f"cannot build {recipe['class_path']}: {error}") from error
 
@@ -180,19 +180,19 @@ def shown(name: Any) -> str:
     return name if is_name else _quoted.repr(name)
 
 
-def complete_arguments(arguments: Any, kind: type, key: str) -> dict[str, Any]:
+def complete_arguments(arguments: Any, cls: type, key: str) -> dict[str, Any]:
     """Returns plain init arguments of a class, or fields of a dataclass, see `complete`.
 
     Raises:
         MisfitError: If one is not known, or not of the type that its parameter declares.
     """
-    hints = argument_types(kind)
+    hints = argument_types(cls)
     if not isinstance(arguments, Mapping):
         raise _refused(key, arguments, "a mapping")
     unknown = [f"{key}.{shown(name)}" for name in arguments if name not in hints]
     if unknown:
-        raise MisfitError(f"{kind.__name__} has no option {', '.join(unknown)}")
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        raise MisfitError(f"{cls.__name__} has no option {', '.join(unknown)}")
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
     given = {
         name: checked_value(value, hints[name], f"{key}.{name}")
@@ -205,19 +205,19 @@ def _object(recipe: Any, base: type, key: str) -> dict[str, Any]:
     """Returns the recipe of an object of type ``base``, see `complete`."""
     if not isinstance(recipe, Mapping) or set(recipe) - {"class_path", "init_args"}:
         raise _refused(key, recipe, "a mapping of class_path and init_args")
-    kind = resolve_class(recipe.get("class_path"), base)
-    arguments = complete_arguments(recipe.get("init_args", {}), kind, f"{key}.init_args")
-    return {"class_path": public_path(kind), "init_args": arguments}
+    cls = resolve_class(recipe.get("class_path"), base)
+    arguments = complete_arguments(recipe.get("init_args", {}), cls, f"{key}.init_args")
+    return {"class_path": public_path(cls), "init_args": arguments}
 
 
-def argument_owners(kind: type) -> dict[str, Any]:
-    """Returns the ``__init__`` that declares each argument of ``kind(...)``, by name.
+def argument_owners(cls: type) -> dict[str, Any]:
+    """Returns the ``__init__`` that declares each argument of ``cls(...)``, by name.
 
     ``**kwargs`` lead to the base classes. Names that no ``__init__`` declares are no arguments.
     """
     owners: dict[str, Any] = {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    for initialise in (vars(b)["__init__"] for b in kind.__mro__ if "__init__" in vars(b)):
+    for initialise in (vars(b)["__init__"] for b in cls.__mro__ if "__init__" in vars(b)):
         parameters = inspect.signature(initialise).parameters.values()
         named = [p.name for p in parameters if p.kind in kinds and p.name != "self"]
         owners = {**dict.fromkeys(named, initialise), **owners}
@@ -226,9 +226,9 @@ def argument_owners(kind: type) -> dict[str, Any]:
     return owners
 
 
-def argument_types(kind: type) -> dict[str, Any]:
-    """Returns the declared types of the arguments of ``kind(...)``."""
-    owners = argument_owners(kind)
+def argument_types(cls: type) -> dict[str, Any]:
+    """Returns the declared types of the arguments of ``cls(...)``."""
+    owners = argument_owners(cls)
     return {name: _types(owner).get(name, Any) for name, owner in owners.items()}
 
 

@@ -100,10 +100,10 @@ def seeded_generator(*key: int) -> torch.Generator:
     Different keys give independent streams: (seed, step) for draws that all ranks must share,
     (seed, sequence id) for draws that must not depend on batching.
     """
-    words = [len(key)]  # each number as two words of 32 bits: no two keys share their words
-    for number in key:
-        words += [number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF]
-    state = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+    entropy = [len(key)]  # two 32-bit words for each value, so that different keys differ
+    for value in key:
+        entropy += [value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF]
+    state = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed(state & 0x7FFFFFFFFFFFFFFF)
 
 
@@ -155,9 +155,9 @@ def checkpoint_blocks(
     statistics are recorded, are left as they are.
 
     Args:
-        network: changed in place.
-        mode: see ``SequenceConfig.gradient_checkpointing``.
-        attention_dropout: of the blocks. With it ``selective`` computes attention again: what is
+        network: Network, changed in place.
+        mode: See ``SequenceConfig.gradient_checkpointing``.
+        attention_dropout: Of the blocks. With it ``selective`` computes attention again: what is
             kept draws nothing then, and later dropouts would draw other masks than before.
     """
     if not mode:
@@ -216,11 +216,11 @@ class ShardedParameters:
     freed one at a time, which needs less memory; all ranks must run them equally often.
 
     Args:
-        network: with ``blocks``, where those are to be units.
-        mesh: a ``DeviceMesh`` of processes that share the parameters; of two axes: of
+        network: With ``blocks``, where those are to be units.
+        mesh: A ``DeviceMesh`` of processes that share the parameters; of two axes: of
             replicas, and of the processes that share each.
-        by_block: whether each block is a unit.
-        gathered_dtype: in which parameters are gathered and computed with, where blocks are
+        by_block: Whether each block is a unit.
+        gathered_dtype: In which parameters are gathered and computed with, where blocks are
             units; None: their own. Without such units it is always their own, because a step
             there uses each weight several times and would add up its gradients in that
             precision. Parts, their gradients, and sums of gradients over ranks keep the

@@ -116,7 +116,7 @@ class Checkpoint:
         """Class path and init arguments of the data, or None if trained without a datamodule.
 
         Raises:
-            CheckpointError: see ``model_recipe``.
+            CheckpointError: See ``model_recipe``.
         """
         return None if self.complete("data") is None else dict(self.content["recipe"]["data"])
 
@@ -124,7 +124,7 @@ class Checkpoint:
         """Returns the recipe of model or data, if there is one, with all defaults.
 
         Raises:
-            CheckpointError: see ``model_recipe``.
+            CheckpointError: See ``model_recipe``.
         """
         recipe = self.content["recipe"].get(role)
         try:

@@ -1,7 +1,7 @@
 """Latent-Thought Language Models (Kong et al.): fast inference of latent vectors, slow learning.
 
 =========================================================  =======================================
-paper                                                      where
+paper                                                      code
 =========================================================  =======================================
 p(x | z), eq. 1: decoder under latent vectors              ``network.LatentThoughtNetwork``
 z_l read by every layer, rotary positions on both sides    ``network.LatentAttention``

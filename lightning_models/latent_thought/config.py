@@ -1,4 +1,4 @@
-"""What can be chosen about a Latent-Thought Language Model."""
+"""Configuration of the Latent-Thought Language Model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ Inference = Literal["variational", "langevin", "amortised"]
 class LatentThoughtConfig(DecoderConfig):
     """Decoder, latent vectors, prior and posterior inference (App. A.1, A.2).
 
-    The defaults are those of LTM-Large but for its 64 inner steps; what inference does can be set
-    again for a trained model.
+    The defaults are LTM-Large, except for its 64 inner steps. The options of inference can be
+    changed for a trained model.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"inner_steps": "T_fast"}
@@ -35,72 +35,75 @@ class LatentThoughtConfig(DecoderConfig):
     bias: bool = False
     """Whether linear layers have biases."""
     positions: Literal["learned", "rope"] = "rope"
-    """rope: rotary positions of tokens and of latent vectors; there is no other choice."""
+    """Rotary positions of tokens and of latent vectors, the only choice."""
     window: int | None = 256
-    """k, sliding attention window in tokens, the query included; null: full causal attention."""
+    """k, sliding attention window in tokens, including the query. If null, full causal
+    attention."""
 
     latents: Literal["layered", "shared"] = "layered"
-    """layered: every layer reads latent vectors of its own; shared: all layers read the same (the
-    design that the paper rejects)."""
+    """Whether every layer reads separate latent vectors (layered) or all layers read the same
+    (shared, which the paper rejects)."""
     latents_per_layer: int = 2
-    """Latent vectors that a layer reads; layered, the paper's N_z = 24 are 8, 4 and 2 per layer."""
+    """Number of latent vectors that a layer reads. The paper's N_z = 24 layered vectors are 8, 4
+    and 2 per layer."""
     latent_positions: Literal["index", "spread", "public"] = "index"
-    """Rotary positions of a layer's latent keys: index: 0, 1, ...; spread: evenly over block_size;
-    public: multiples of block_size // num_latents, a whole number, as in the public code."""
+    """Rotary positions of a layer's latent keys: 0, 1, ... (index), evenly spread over block_size
+    (spread), or multiples of block_size // num_latents as in the public code (public)."""
     prior: Literal["normal", "transport"] = "normal"
-    """p(z): normal: N(0, I); transport: z = f(z0) of normal z0 with a learned transformer f."""
+    """p(z): N(0, I) (normal), or z = f(z0) of normal z0 by a learned transformer f (transport)."""
     prior_layers: int = 2
-    """Layers of f."""
+    """Number of layers of f."""
 
     inference: Inference = "variational"
-    """How q(z|x) is found: variational: gradient steps on mean and variance (Algorithm 1);
-    langevin: a chain of samples (eq. 4); amortised: an encoder (VAE)."""
+    """Inference of q(z|x): gradient steps on mean and variance (variational, Algorithm 1), a chain
+    of samples (langevin, eq. 4), or an encoder as in a VAE (amortised)."""
     inner_steps: int = 16
-    """T_fast, gradient steps of inference; 0: q is the prior. An encoder has none."""
+    """T_fast, number of gradient steps of inference. With 0, q is the prior. Unused by an
+    encoder."""
     inner_lr: tuple[float, float] = (0.3, 0.34)
-    """eta_fast at the beginning and at the end of training, linear between; evaluation has the
+    """eta_fast at the beginning and at the end of training, linear in between. Evaluation uses the
     latter."""
     inner_schedule: Literal["constant", "cosine"] = "constant"
-    """Step size within the T_fast steps: constant, or by a cosine down to a tenth (the public code,
-    which leaves variances near where they start unless T_fast is large)."""
+    """Step size within the T_fast steps: constant, or a cosine down to a tenth as in the public
+    code, which leaves variances near their initial values unless T_fast is large."""
     inner_betas: tuple[float, float] = (0.9, 0.95)
-    """Moments of the inner AdamW."""
+    """Betas of the inner AdamW."""
     inner_weight_decay: float = 0.0
     """Weight decay of the inner AdamW."""
     init_mean_std: float = 0.0
-    """Deviation of the normal noise that means of q start from; 0: they start at 0. The public code
-    trains with 0.01."""
+    """Standard deviation of the initial means of q. The public code trains with 0.01."""
     init_log_variance: float = -5.0
-    """Log-variance of q before the first step, up to normal noise of deviation 0.1."""
+    """Initial log-variance of q, plus normal noise with standard deviation 0.1."""
     noise: Literal["fixed", "resampled"] = "resampled"
-    """Noise of the inner steps' samples: one draw for each step (Algorithm 1), or one for all, to
-    which q adapts (the public code, which also scores under it: ``bound_noise: inner``)."""
+    """Noise of the samples in the inner steps: one draw for each step (Algorithm 1), or one for
+    all, to which q adapts (the public code, which also scores with it: ``bound_noise: inner``)."""
     bound_noise: Literal["fresh", "inner"] = "fresh"
-    """Noise of the sample that is scored: fresh, which makes the score a bound; inner: the last of
-    the inner steps, to which q has adapted (the public code): lower, and no bound."""
+    """Noise of the scored sample: fresh, for which the score is a bound, or the last noise of the
+    inner steps, to which q has adapted (inner, the public code), for which it is not."""
     inference_seed: int = 0
-    """Draws are a function of this and of the sequence's number, in training of the step too."""
+    """Seed of the draws, which depend on it, on the sequence's index and, in training, on the
+    step."""
     slow_gradient: Literal["final", "trajectory"] = "final"
-    """Gradient of the decoder: of the loss at the inferred z (Algorithm 1), or the sum of the inner
-    steps' gradients added to it (the public code, but as means over tokens)."""
+    """Gradient of the decoder: at the inferred z (Algorithm 1), or with the sum of the inner steps'
+    gradients added (the public code, but as means over tokens)."""
     langevin_step_size: float = 1e-3
     """s in eq. 4."""
     encoder_layers: int = 12
-    """Layers of the amortised encoder, with full attention."""
+    """Number of layers of the amortised encoder, with full attention."""
     kl_annealing: float = 0.0
-    """Part of the run over which an encoder's KL term grows from weight 0 to 1."""
+    """Fraction of the run over which the weight of an encoder's KL term grows from 0 to 1."""
     resample_every: int | None = None
-    """After how many new tokens generation infers z again, from all tokens so far; null: never."""
+    """Number of new tokens after which generation infers z again from all tokens so far. If null,
+    it never does."""
 
     def __post_init__(self) -> None:
-        """Checks the dials besides what every decoder checks."""
         for key in ("inner_lr", "inner_betas"):
             value = getattr(self, key)
             object.__setattr__(self, key, tuple(value) if isinstance(value, list) else value)
         super().__post_init__()
         if self.positions != "rope":
             raise ValueError(
-                f"positions ({self.positions}) must be rope: latent vectors have those"
+                f"positions ({self.positions}) must be rope, as latent vectors need rotary ones"
             )
         if self.init != "gpt2":
             raise ValueError(f"init ({self.init}) must be gpt2: embeddings are not scaled here")
@@ -150,7 +153,7 @@ class LatentThoughtConfig(DecoderConfig):
 
     @property
     def num_latents(self) -> int:
-        """Z, latent vectors of a sequence."""
+        """Z, number of latent vectors of a sequence."""
         return self.latents_per_layer * (self.num_layers if self.latents == "layered" else 1)
 
 

@@ -40,13 +40,13 @@ from lightning_models.runtime import gradients_on, in_eval_mode, ordinary
 
 
 class LatentCache:
-    """Rows of text under latent vectors that stay as they are until they are inferred again.
+    """Decoding cache of rows of text, whose latent vectors are constant until inferred again.
 
-    ``kv`` and ``memory`` are set by whoever infers.
+    The model sets ``kv`` and ``memory`` after inference.
     """
 
     kv: KVCache
-    """Keys and values of all tokens but the last of each row."""
+    """Keys and values of all tokens except the last of each row."""
     memory: Memory
     """Keys and values of the latent vectors."""
 
@@ -57,21 +57,20 @@ class LatentCache:
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]],
     ) -> None:
-        """Takes right-padded prompts (B, P), their lengths (B,), and the rows' random streams."""
-        room = prompts.new_zeros(len(prompts), max_new_tokens)
-        self.text = torch.cat((prompts, room), dim=1)  # (B, P + new tokens)
+        space = prompts.new_zeros(len(prompts), max_new_tokens)
+        self.text = torch.cat((prompts, space), dim=1)  # (B, P + new tokens)
         self.lengths = lengths
         self.streams = list(streams)
         self.new_tokens: int | None = None
-        """Tokens of each row after its prompt; None before the first step."""
+        """Number of tokens of each row after its prompt, None before the first step."""
 
     @property
     def capacity(self) -> int:
-        """Most tokens of a row."""
+        """Maximum number of tokens of a row."""
         return self.text.shape[1]
 
     def read(self, tokens: Tensor) -> None:
-        """Takes the last token (B,) of each row; the first time it is the prompt's own."""
+        """Appends the last token (B,) of each row, which in the first call the prompt contains."""
         if self.new_tokens is None:
             self.new_tokens = 0
             return
@@ -93,20 +92,20 @@ class LatentCache:
 Batch = dict[str, Any]
 
 TRAINED, SCORED, WRITTEN = range(3)
-"""What a row's draws are for: second number of their key, after the seed."""
+"""Use of a row's draws, the second element of their key after the seed."""
 
 
 class LatentThoughtLM(LanguageModel):
-    """Decoder under latent vectors that are inferred from each sequence, and learned slowly itself.
+    """Decoder conditioned on latent vectors that are inferred for each sequence.
 
     *Scalable Language Models with Posterior Inference of Latent Thought Vectors* (Kong et al.).
-    Reads windows of tokens. With ``context`` (B,) in a batch, the number of tokens of each row that
-    are given, latent vectors are inferred from those alone and scores are estimates.
+    Reads windows of tokens. With ``context`` (B,) in a batch, latent vectors are inferred from that
+    number of tokens of each row alone, and scores are estimates.
 
     Args:
-        config: decoder, latent vectors, prior and inference.
-        optimizer: optimiser and schedule of the slow learning.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Decoder, latent vectors, prior and inference.
+        optimizer: Optimiser and schedule of the slow learning.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     whole_rows = True
@@ -124,10 +123,10 @@ class LatentThoughtLM(LanguageModel):
 
     @property
     def likelihood(self) -> Likelihood:
-        """A lower bound, but where it cannot be one.
+        """``lower_bound`` by default.
 
-        Of a sample without a density there is only a likelihood that has seen the text, and under
-        the noise that inference has adapted to only an estimate of a bound.
+        A Langevin sample has no density, so only the ``noncausal`` likelihood given the sample is
+        known. With the noise that inference has adapted to, the bound is an ``estimate``.
         """
         if self.config.inference == "langevin":
             return "noncausal"
@@ -135,37 +134,37 @@ class LatentThoughtLM(LanguageModel):
 
     @property
     def causal(self) -> bool:
-        """False: latents are inferred from the whole sequence, which the KL term pays for."""
+        """False, since latents are inferred from the whole sequence, for which the KL term pays."""
         return False
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether ``score`` infers from, and reads, what several rows begin with once."""
+        """Whether ``score`` infers from and reads a prefix shared by several rows only once."""
         return not self.compile_network
 
     def build_network(self) -> LatentThoughtNetwork:
         return LatentThoughtNetwork(self.config)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
-        # Adds the rows' numbers as a list, for the host, where noise is drawn: no device sync.
+        # Adds the rows' indices as a list for drawing noise on the host, without a device sync.
         moved = super().transfer_batch_to_device(batch, device, index)
         return {**moved, "numbers": batch["sequence_id"].tolist()}
 
     # ---- training
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns -log p(x | z) of the targets at the inferred z, and what inference cost.
+        """Returns -log p(x | z) of the targets at the inferred z, the objective of slow learning.
 
-        Fast learning finds q(z | x) by itself; the gradient of what is returned is that of slow
-        learning. Terms: ``nll``; of an encoder ``kl_loss``, its annealed KL divergence; with
-        ``slow_gradient: trajectory`` a zero, ``trajectory``, that carries the inner gradients.
-        Statistics: ``elbo/token``, ``nll/token``, ``kl/token`` and ``kl_floor/token``, in nats; the
-        sample is the one that inference has adapted to, so this elbo is no bound.
+        Fast learning infers q(z | x) first. The terms are ``nll``; with an encoder ``kl_loss``, its
+        annealed KL divergence; and with ``slow_gradient: trajectory`` a zero, ``trajectory``, that
+        carries the inner gradients. The statistics are ``elbo/token``, ``nll/token``, ``kl/token``
+        and ``kl_floor/token`` in nats. They use the sample to which inference has adapted, so this
+        ELBO is not a bound.
 
-        Records what ``infer`` does.
+        Records the statistics of ``infer``.
         """
         tokens, targets, known = batch["tokens"], batch["targets"], batch["mask"]  # (B, T) each
-        start = self.network.begin(tokens)  # with its graph: slow learning goes through it
+        start = self.network.begin(tokens)  # with its graph, through which slow learning goes
         with self._fast_mode():
             reading: Reading
             if self.config.slow_gradient == "trajectory":
@@ -174,7 +173,7 @@ class LatentThoughtLM(LanguageModel):
                 shared = None if self._drops() else start
                 reading = Reading(self.network, tokens, targets, known, shared)
             posterior = self._infer(reading, self._keys(batch, TRAINED), self._fast_rate())
-        # but for an encoder's, the last inner sample (B, Z, D) has no graph: the decoder learns
+        # The inner sample (B, Z, D) has no graph, except with an encoder: only the decoder learns.
         h = self.network(start, posterior.inner)  # (B, T, D)
         nll = linear_cross_entropy(h, self.network.output_matrix, targets)
         divergence, count = posterior.divergence(), (targets >= 0).sum()  # (B, Z), ()
@@ -183,15 +182,15 @@ class LatentThoughtLM(LanguageModel):
         if self.config.inference == "amortised":
             terms["kl_loss"] = Term(self._kl_weight() * kl, count, "targets")
         if isinstance(reading, LearningReading):
-            # NOTE(paper): in the public code these gradients are of sums over a batch, added to
-            # that of a token mean; here both are token means, however many ranks there are.
+            # NOTE(paper): the public code adds the gradients of sums over a batch to the gradient
+            # of a token mean; here both are means over tokens, for any number of ranks.
             terms["trajectory"] = Term(reading.surrogate(), count, "targets")
         return LossOutput(terms, self._statistics(nll, kl, count), sequence_nats=kl.detach())
 
     def _infer(
         self, reading: Reading, keys: Sequence[tuple[int, ...]], rate: float | None = None
     ) -> Posterior:
-        """Returns q of each row, by fast learning; with gradients, whatever is around."""
+        """Returns q of each row by fast learning, which enables gradients if it needs them."""
         config = self.config
         loop = InnerLoop(config, config.inner_lr[1] if rate is None else rate)
         shape = config.num_latents, config.dim
@@ -203,7 +202,7 @@ class LatentThoughtLM(LanguageModel):
             return infer(reading, noise, loop)
 
     def _drops(self) -> bool:
-        """Whether training drops anything, which inference by gradient does not."""
+        """Whether training has dropout, which inference by gradient must disable."""
         dropouts = self.config.dropout, self.config.attention_dropout
         return self.config.inference != "amortised" and max(dropouts) > 0
 
@@ -211,7 +210,7 @@ class LatentThoughtLM(LanguageModel):
         return in_eval_mode(self.network) if self._drops() else contextlib.nullcontext()
 
     def _keys(self, batch: Batch, use: int) -> list[tuple[int, ...]]:
-        """Returns what the draws of each row depend on: in training of the step, too."""
+        """Returns the key of each row's draws, which in training includes the step."""
         seed, step = self.config.inference_seed, 0
         if use == TRAINED and self._trainer is not None:
             step = self._trainer.global_step
@@ -219,7 +218,7 @@ class LatentThoughtLM(LanguageModel):
         return [(seed, use, step, number) for number in numbers]
 
     def _fast_rate(self) -> float:
-        """Returns eta_fast at this point of training; at its end without a trainer."""
+        """Returns eta_fast at this point of training, or its final value without a trainer."""
         first, last = self.config.inner_lr
         if first == last or self.config.inference != "variational":
             return last
@@ -232,7 +231,7 @@ class LatentThoughtLM(LanguageModel):
 
     def _statistics(self, nll: Tensor, kl: Tensor, count: Tensor) -> dict[str, Tensor | Mean]:
         nats, divergence = nll.detach(), kl.detach()
-        # few values of the rate, which are remembered
+        # rounded, so that few values are computed and cached
         floor = self._floor(round(self._fast_rate(), 3)) / self.config.block_size
         return {
             "elbo/token": Mean(-(nats + divergence), count),
@@ -244,13 +243,13 @@ class LatentThoughtLM(LanguageModel):
     # ---- evaluation
 
     def score(self, batch: Batch) -> Scores:
-        """Returns log p(x | z) of the targets, and -KL(q || p) of each sequence: an ELBO.
+        """Returns log p(x | z) of the targets and -KL(q || p) of each sequence, an ELBO.
 
-        z is drawn from q with noise that inference has not seen, unless ``bound_noise`` says
-        otherwise; only then is the sum an unbiased estimate of a lower bound. With ``context`` in
-        the batch, q is inferred from that many tokens of each row and z is its mean: an estimate of
+        By default z is drawn from q with noise that inference has not seen, so that the sum is an
+        unbiased estimate of a lower bound; see ``bound_noise``. With ``context`` in the batch, q is
+        inferred from that number of tokens of each row and z is its mean, for an estimate of
         log p(rest | context). With ``prefix``, q is inferred once for each prefix. Draws depend on
-        the seed and the sequence's number alone.
+        the seed and the sequence's index alone.
 
         Without ``prefix`` records ``posterior``: ``mean`` and ``log_variance`` (B, Z, D; None for a
         chain), ``kl`` (B, Z), ``nll`` (B,) at the scored sample, ``nll_other`` (B,) at that of
@@ -265,7 +264,7 @@ class LatentThoughtLM(LanguageModel):
         shared = "prefix" in batch
         given = shared or "context" in batch
         keys = self._keys(batch, SCORED)
-        if shared:  # rows of one prefix have one number
+        if shared:  # rows with the same prefix have the same key
             by_prefix = dict(zip(batch["prefix_row"].tolist(), keys, strict=True))
             keys = [by_prefix[row] for row in range(len(batch["prefix"]))]
         with self._fast_mode():
@@ -305,21 +304,21 @@ class LatentThoughtLM(LanguageModel):
         return Scores(log_prob, -kl.masked_fill(~reading.informed, 0.0), number, self.likelihood)
 
     def _nll_of_others(self, reading: Reading, z: Tensor) -> Tensor | None:
-        """Returns -log p(x | z of another text) (B,): what z (B, Z, D) says of no text but its own.
+        """Returns -log p(x | z') (B,) with z' of another text, a control for z (B, Z, D).
 
-        The other is the informed row before; None where there is only one.
+        The other text is the previous informed row. Returns None if there is only one.
         """
         (rows,) = torch.nonzero(reading.informed, as_tuple=True)
         if len(rows) < 2:
             return None
-        others = z.index_copy(0, rows, z[rows.roll(1)])  # rows to fill up keep what they have
+        others = z.index_copy(0, rows, z[rows.roll(1)])  # uninformed rows keep their z
         with torch.no_grad():
             h = self.network(reading.start, others)  # (B, T, D)
             each = token_scores(h, self.network.output_matrix, reading.targets)
         return -each.log_prob.sum(dim=1)
 
     def _floor(self, rate: float) -> float:
-        """Returns the KL divergence in nats of a sequence that inference can hardly go below."""
+        """Returns the approximate lower limit of a sequence's KL divergence, in nats."""
         config = self.config
         return divergence_floor(InnerLoop(config, rate)) * config.num_latents * config.dim
 
@@ -328,20 +327,20 @@ class LatentThoughtLM(LanguageModel):
         return Reading(self.network, *read, selects=True)
 
     def _context_reading(self, batch: Batch) -> Reading:
-        """Returns the prefixes, or the first ``context`` tokens of each row, as what is read."""
+        """Returns the reading of the prefixes, or of the first ``context`` tokens of each row."""
         if "prefix" in batch:
             tokens, lengths = batch["prefix"], batch["prefix_lengths"]
             known = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         else:
             lengths = batch["context"]
-            # the decoder is causal: what follows the longest context changes nothing before it
+            # the decoder is causal, so tokens after the longest context can be cut off
             longest = max(1, int(lengths.max()))
             tokens, real = batch["tokens"][:, :longest], batch["mask"][:, :longest]
             known = real & (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])
         return Reading(self.network, tokens, _following(tokens, known), known, selects=True)
 
     def _given_states(self, batch: Batch, z: Tensor) -> Tensor:
-        """Returns the states (B, T, D) of ``tokens`` under z, one of each row or of each prefix."""
+        """Returns the states (B, T, D) of the tokens, with a z for each row or for each prefix."""
         network, tokens = self.network, batch["tokens"]
         if "prefix" not in batch:
             return network(network.begin(tokens), z)
@@ -357,7 +356,7 @@ class LatentThoughtLM(LanguageModel):
         if self.config.bound_noise == "inner":
             return posterior.inner.detach()
         _, vectors, width = posterior.mean.shape
-        # draws of SCORED are independent of those that q has been fitted to
+        # independent of the draws that q was fitted to
         noise = Noise(keys, (vectors, width), posterior.mean.device, posterior.mean.dtype)
         return posterior.sample(noise.draw(Purpose.SCORED)).detach()
 
@@ -372,8 +371,8 @@ class LatentThoughtLM(LanguageModel):
     ) -> LatentCache:
         """Returns the cache after all but the last token of each right-padded prompt (B, P).
 
-        z is a sample of q(z | prompt) (eq. 7); of a prompt of one token, which says nothing, of
-        the prior (eq. 8).
+        z is a sample of q(z | prompt) (eq. 7), or of the prior (eq. 8) for a prompt of one token,
+        which has no targets to infer from.
         """
         rows = streams or [(0, row) for row in range(len(prompts))]
         cache = LatentCache(prompts, lengths, max_new_tokens, rows)
@@ -381,10 +380,10 @@ class LatentThoughtLM(LanguageModel):
         return cache
 
     def _think(self, cache: LatentCache) -> None:
-        """Infers latent vectors from the text so far, and reads it (but for its last token)."""
+        """Infers latent vectors from the text so far and reads all but its last token."""
         longest = int(cache.lengths.max())
-        text, place = cache.text[:, :longest], torch.arange(longest, device=cache.text.device)
-        known = place < cache.lengths[:, None]  # (B, longest): not the padding
+        text, index = cache.text[:, :longest], torch.arange(longest, device=cache.text.device)
+        known = index < cache.lengths[:, None]  # (B, longest), false in padding
         seed = self.config.inference_seed
         keys = [(seed, WRITTEN, *stream) for stream in cache.streams]
         with self._fast_mode():
@@ -401,9 +400,9 @@ class LatentThoughtLM(LanguageModel):
             cache.kv.advance(cache.lengths - 1)  # padding of shorter rows is overwritten later
 
     def decode_step(self, cache: LatentCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
+        """Returns next-token logits (B, V) after ``tokens`` (B,), for which every row is ready.
 
-        Every ``resample_every`` new tokens z is inferred again, from all of the text.
+        After every ``resample_every`` new tokens z is inferred again from the whole text.
         """
         cache.read(tokens)
         every = self.config.resample_every
@@ -418,9 +417,9 @@ class LatentThoughtLM(LanguageModel):
     # ---- compute
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the FLOPs per token at sequences of ``context`` tokens, inference of z included.
+        """Returns the FLOPs per token at sequences of ``context`` tokens, including inference of z.
 
-        An inner step computes no gradient of weights; see ``published_flops_per_token`` for the
+        An inner step computes no gradients of weights; see ``published_flops_per_token`` for the
         paper's count.
         """
         once = sum(pass_by_part(self.network, context).values())
@@ -431,13 +430,13 @@ class LatentThoughtLM(LanguageModel):
         slow = training_flops(once, blocks, self.config)
         if self.config.inference == "amortised":
             return slow + training_flops(fast, fast, self.config)
-        return slow + fast  # inner steps, whose weights are frozen, compute nothing again
+        return slow + fast  # inner steps have frozen weights and recompute nothing
 
     def flops_by_part(self, context: int) -> dict[str, float]:
         return pass_by_part(self.network, context)  # Fig. 3
 
     def passes_per_token(self, context: int) -> float:
-        """Returns T_fast + 1 (Table 1 counts the trained T_fast so); 1 with an encoder."""
+        """Returns T_fast + 1 as in Table 1, or 1 with an encoder."""
         amortised = self.config.inference == "amortised"
         return 1.0 if amortised else 1.0 + self.config.inner_steps
 
@@ -446,8 +445,8 @@ class LatentThoughtLM(LanguageModel):
 
 
 def _following(tokens: Tensor, known: Tensor) -> Tensor:
-    """Returns the next token (B, T) at each place where it is known, -100 elsewhere."""
-    following = torch.roll(tokens, -1, dims=1)  # at t the token of t + 1; the last one wraps
+    """Returns the next token (B, T) at each position where it is known, and -100 elsewhere."""
+    following = torch.roll(tokens, -1, dims=1)  # token t + 1 at t; the last one wraps around
     following_known = torch.roll(known, -1, dims=1)
     following_known[:, -1] = False
     return following.masked_fill(~(known & following_known), IGNORE_INDEX)

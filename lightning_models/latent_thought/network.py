@@ -1,4 +1,4 @@
-"""The decoder p(x | z) in pure torch, the learned prior, the encoder, and their FLOPs."""
+"""The decoder p(x | z) in plain PyTorch, the learned prior, the encoder and their FLOPs."""
 
 from typing import NamedTuple, cast
 
@@ -29,7 +29,7 @@ from lightning_models.layers import (
 )
 from lightning_models.layers.blocks import join_heads, split_heads
 
-# ---- tokens that read a layer's latent vectors
+# ---- cross-attention to latent vectors
 
 
 class LatentAttention(nn.Module):
@@ -48,7 +48,7 @@ class LatentAttention(nn.Module):
         self.out = OutputProjection(config.dim, config.dim, bias=config.bias)
 
     def queries(self, x: Tensor, rope: Rope) -> Tensor:
-        """Returns rotated queries (B, H, T, C) of normed states (B, T, D): free of z."""
+        """Returns rotated queries (B, H, T, C) of normed states (B, T, D)."""
         return apply_rope(split_heads(self.query(x), self.num_heads), rope)
 
     def memory(self, z: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
@@ -57,32 +57,32 @@ class LatentAttention(nn.Module):
         return apply_rope(k, rope), v
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Returns what the tokens read (B, T, D)."""
-        # (B, H, T, C) against (B, H, Z of the layer, C): no mask, every token reads every vector.
-        # few keys: no case for the backends that a configuration chooses for self-attention
+        """Returns the attention output (B, T, D)."""
+        # (B, H, T, C) to (B, H, Z of the layer, C), without a mask: every token reads every vector.
+        # The backend of self-attention is not used, as there are few keys.
         dropout = self.dropout if self.training else 0.0
         return self.out(join_heads(attend(queries, keys, values, dropout=dropout)))
 
 
 def latent_positions(config: LatentThoughtConfig, device: torch.device) -> Tensor:
-    """Returns the positions (Z of one layer,) of its latent keys, in tokens, float32."""
+    """Returns the positions (Z of a layer,) of a layer's latent keys, in tokens, float32."""
     index = torch.arange(config.latents_per_layer, device=device, dtype=torch.float32)
     if config.latent_positions == "spread":
         return index * (config.block_size / config.latents_per_layer)
     if config.latent_positions == "public":
-        # NOTE(paper): the public code divides whole numbers; with layered vectors all of a layer's
-        # positions lie in the first 1/L of the context, which looks like a slip.
+        # NOTE(paper): the public code divides by the number of all vectors. If they are layered,
+        # the positions of a layer are in the first 1/L of the context, apparently by mistake.
         return index * (config.block_size // config.num_latents)
     return index
 
 
-# ---- full attention, of the learned prior and of the VAE baseline
+# ---- the learned prior and the encoder of the VAE baseline, with full attention
 
 
 class TransportPrior(nn.Module):
-    """z = f(z0): a transformer encoder over a sequence's latent vectors (section 2.1).
+    """z = f(z0), a transformer encoder over the latent vectors of a sequence (section 2.1).
 
-    Starts near the identity: its layers add little to what they are given at first.
+    It is initialised near the identity, since its residual branches start small.
     """
 
     def __init__(self, config: LatentThoughtConfig) -> None:
@@ -91,8 +91,10 @@ class TransportPrior(nn.Module):
         self.blocks = nn.ModuleList(Block(config, causal=False) for _ in range(config.prior_layers))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Returns the latent vectors (B, Z, D) that normal ones (B, Z, D) are carried to."""
-        positions = torch.arange(z.shape[1], device=z.device)  # (Z,), of all layers in one row
+        """Maps normal vectors (B, Z, D) to latent vectors (B, Z, D)."""
+        positions = torch.arange(
+            z.shape[1], device=z.device
+        )  # (Z,), over the vectors of all layers
         rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
         for block in self.blocks:
             z = block(z, rope=rope)  # (B, Z, D), each vector attends to all Z
@@ -100,11 +102,11 @@ class TransportPrior(nn.Module):
 
 
 class LatentEncoder(nn.Module):
-    """q(z|x) in one pass: learned queries, one for each latent vector, before the tokens.
+    """q(z|x) in one pass: a learned query for each latent vector is prepended to the tokens.
 
-    NOTE(paper): only "a 12-layer encoder with full attention" is known; how it makes latent vectors
-    of the tokens is ours. It reads the decoder's embeddings, which agrees with the 114M parameters
-    of Table 4 (76M and 12 layers).
+    NOTE(paper): the paper only says "a 12-layer encoder with full attention"; the queries are ours.
+    The encoder reads the decoder's embeddings, which agrees with the 114M parameters of Table 4
+    (76M and 12 layers).
     """
 
     def __init__(self, config: LatentThoughtConfig) -> None:
@@ -120,20 +122,20 @@ class LatentEncoder(nn.Module):
         """Returns mean and log-variance (B, Z, D) of q.
 
         Args:
-            x: embeddings of the tokens (B, T, D).
-            known: (B, T) bool, which of them may be read.
+            x: Embeddings of the tokens (B, T, D).
+            known: (B, T) bool, true for tokens that may be read.
         """
         queries = self.queries.weight.expand(len(x), -1, -1)  # (B, Z, D)
         count = queries.shape[1]
-        places = torch.arange(x.shape[1], device=x.device)  # (T,)
-        # queries at 0 to Z - 1, tokens at 0 to T - 1: (Z + T,)
-        positions = torch.cat((torch.arange(count, device=x.device), places))
+        # (Z + T,): queries have positions 0 to Z - 1, tokens 0 to T - 1
+        query_positions = torch.arange(count, device=x.device)
+        positions = torch.cat((query_positions, torch.arange(x.shape[1], device=x.device)))
         rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
-        # all read all queries and the known tokens: (B, 1, 1, Z + T)
-        seen = torch.cat((known.new_ones(len(x), count), known), dim=1)[:, None, None]
+        # (B, 1, 1, Z + T): queries and known tokens are visible to all
+        mask = torch.cat((known.new_ones(len(x), count), known), dim=1)[:, None, None]
         h = torch.cat((queries, x), dim=1)  # (B, Z + T, D)
         for block in self.blocks:
-            h = block(h, rope=rope, mask=seen)
+            h = block(h, rope=rope, mask=mask)
         out = self.out(self.norm(h[:, :count]))  # (B, Z, 2 D)
         mean, log_variance = out.to(torch.promote_types(out.dtype, torch.float32)).chunk(2, dim=-1)
         return mean, log_variance
@@ -143,11 +145,11 @@ class LatentEncoder(nn.Module):
 
 
 Memory = list[tuple[Tensor, Tensor]]
-"""Keys and values (B, H, Z of one layer, C) of every layer's latent vectors."""
+"""Keys and values (B, H, Z of the layer, C) of the latent vectors of every layer."""
 
 
 class Start(NamedTuple):
-    """What is known of a batch before its latent vectors are: all that does not depend on z."""
+    """The part of the forward pass that does not depend on z."""
 
     x: Tensor
     """Residual stream after the first self-attention (B, T, D)."""
@@ -178,8 +180,8 @@ class LatentBlock(nn.Module):
         self, x: Tensor, rope: Rope, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the stream after self-attention and the queries to latent vectors."""
-        seen = self.attention(self.attention_norm(x), rope=rope, cache=cache, mask=mask)
-        x = x + self.dropout(seen)  # (B, T, D)
+        attended = self.attention(self.attention_norm(x), rope=rope, cache=cache, mask=mask)
+        x = x + self.dropout(attended)  # (B, T, D)
         return x, self.latent_attention.queries(self.latent_norm(x), rope)
 
     def forward(
@@ -194,12 +196,13 @@ class LatentBlock(nn.Module):
         """Returns the stream (B, T, D) after all three sub-layers.
 
         Args:
-            x: the stream (B, T, D).
-            memory: keys and values of this layer's latent vectors (B, H, Z of the layer, C).
-            rope: rotations of the tokens' positions.
-            queries: (B, H, T, C), where ``x`` is what ``before`` returns with them.
-            cache: of self-attention.
-            mask: of self-attention.
+            x: The stream (B, T, D).
+            memory: Keys and values of this layer's latent vectors (B, H, Z of the layer, C).
+            rope: Rotations of the tokens' positions.
+            queries: Queries (B, H, T, C) that ``before`` returned together with ``x``, if it was
+                called already.
+            cache: Cache of self-attention.
+            mask: Mask of self-attention.
         """
         if queries is None:
             x, queries = self.before(x, rope, cache, mask)
@@ -209,10 +212,10 @@ class LatentBlock(nn.Module):
 
 
 class LatentThoughtNetwork(nn.Module):
-    """Embedding, L blocks, final norm; the caller applies the output matrix.
+    """Embedding, L blocks and final norm; the caller applies the output matrix.
 
-    ``begin`` computes what does not depend on z, the call itself the rest: inference by gradient
-    calls the latter many times.
+    ``begin`` computes the part that does not depend on z, and ``forward`` the rest, which inference
+    by gradient runs many times.
     """
 
     def __init__(self, config: LatentThoughtConfig) -> None:
@@ -229,25 +232,26 @@ class LatentThoughtNetwork(nn.Module):
         self.encoder = LatentEncoder(config) if config.inference == "amortised" else None
         initialise(self, config)
         for block in self.layers:
-            # NOTE(paper): how this projection starts is not said. Drawn like the others it writes
-            # z ~ N(0, I) into every layer as noise above the embeddings, which the decoder must
-            # first learn to suppress; at 0 the model starts as the plain decoder.
+            # NOTE(paper): the initialisation of this projection is not given. Initialised like the
+            # others it would add z ~ N(0, I) to every layer as noise larger than the embeddings,
+            # which the decoder would first learn to suppress. At 0 the model starts as the plain
+            # decoder.
             nn.init.zeros_(block.latent_attention.out.weight)
 
     @property
     def output_matrix(self) -> Tensor:
-        """The matrix (V, D) from normed states to logits."""
+        """The output matrix (V, D)."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     @property
     def layers(self) -> list[LatentBlock]:
-        """The blocks under their own type."""
+        """The blocks, with their type."""
         return [cast(LatentBlock, block) for block in self.blocks]
 
     def begin(self, tokens: Tensor, cache: KVCache | None = None) -> Start:
-        """Returns all of ``tokens`` (B, T) that does not depend on z.
+        """Returns the part of the forward pass of ``tokens`` (B, T) that does not depend on z.
 
-        With a cache, tokens stand after each row's entries; the caller then advances the cache.
+        With a cache, tokens follow each row's entries, and the caller then advances the cache.
         """
         num_new = tokens.shape[1]
         if cache is None:
@@ -262,37 +266,36 @@ class LatentThoughtNetwork(nn.Module):
     def forward(self, start: Start, z: Tensor) -> Tensor:
         """Returns the normed states (B, T, D) under latent vectors ``z`` (B, Z, D).
 
-        With a learned prior ``z`` are its inputs, z0.
+        With a learned prior, ``z`` is its input z0.
         """
         return self.decode(start, self.remember(z))
 
     def remember(self, z: Tensor) -> Memory:
-        """Returns every layer's keys and values of ``z`` (B, Z, D), for forward or decoding."""
+        """Returns every layer's keys and values of latent vectors ``z`` (B, Z, D)."""
         z = z.to(self.embedding.weight.dtype)  # posteriors are float32, weights may be bfloat16
         if self.prior is not None:
             z = self.prior(z)
         config = self.config
-        positions = latent_positions(config, z.device)  # (Z of one layer,), the same in each
+        positions = latent_positions(config, z.device)  # (Z of a layer,), the same in each layer
         rope = rope_tables(positions, config.head_dim, config.rope_base)
         if config.latents == "layered":
-            own = z.unflatten(1, (config.num_layers, -1)).unbind(1)  # L times (B, Z / L, D)
+            by_layer = z.unflatten(1, (config.num_layers, -1)).unbind(1)  # L times (B, Z / L, D)
         else:
-            own = (z,) * config.num_layers  # L times (B, Z, D)
+            by_layer = (z,) * config.num_layers  # L times (B, Z, D)
         # (B, Z of the layer, D) -> keys and values (B, H, Z of the layer, C)
         return [
             block.latent_attention.memory(part, rope)
-            for block, part in zip(self.layers, own, strict=True)
+            for block, part in zip(self.layers, by_layer, strict=True)
         ]
 
     def decode(self, start: Start, memory: Memory, cache: KVCache | None = None) -> Tensor:
-        """Returns the normed states (B, T, D) of what ``begin`` began (with the same cache)."""
+        """Returns the normed states (B, T, D) after ``begin``, called with the same cache."""
         x, queries, rope = start  # (B, T, D), (B, H, T, C)
         mask = None if cache is None else cache.mask(x.shape[1], self.config.window)
         for index, (block, latents) in enumerate(zip(self.layers, memory, strict=True)):
             layer = None if cache is None else cache.layers[index]
-            # the first block's self-attention is in ``start``: it does not depend on z
-            known = None if index else queries
-            x = block(x, latents, rope, queries=known, cache=layer, mask=mask)
+            # ``start`` already includes the first block's self-attention
+            x = block(x, latents, rope, queries=None if index else queries, cache=layer, mask=mask)
         return self.norm(x)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -300,7 +303,7 @@ class LatentThoughtNetwork(nn.Module):
         return KVCache(self.config.num_layers, batch, capacity, self.embedding.weight.device)
 
 
-# ---- FLOPs per token, ours and as the paper counts
+# ---- FLOPs per token, ours and the paper's count
 
 
 def pass_by_part(network: LatentThoughtNetwork, context: int) -> dict[str, float]:
@@ -328,17 +331,17 @@ def pass_by_part(network: LatentThoughtNetwork, context: int) -> dict[str, float
 
 
 def before_latents(network: LatentThoughtNetwork, context: int) -> float:
-    """Returns the part of a pass that does not depend on z: it is computed once per batch."""
+    """Returns the FLOPs per token of ``begin``, which runs once per batch."""
     first = network.layers[0]
     flops = linear_flops(first.attention) + linear_flops(first.latent_attention.query)
     return flops + attention_flops(network.config, context) / network.config.num_layers
 
 
 def inference_flops(network: LatentThoughtNetwork, context: int, training: bool = False) -> float:
-    """Returns the FLOPs per token of finding q: forward and backward to z alone, T_fast times.
+    """Returns the FLOPs per token of inferring q, T_fast forward passes and backward passes to z.
 
-    The backward to z costs as much as a forward; that to weights, which would cost as much again,
-    is computed only in training, and where the decoder learns from the trajectory.
+    A backward pass to z costs as much as a forward pass. The gradients of weights, which would cost
+    as much again, are computed only if the decoder is trained on the trajectory.
     """
     config = network.config
     if config.inference == "amortised":
@@ -348,25 +351,25 @@ def inference_flops(network: LatentThoughtNetwork, context: int, training: bool 
         per_token += _full(config.dim, tokens, config.encoder_layers)
         return per_token * tokens / context
     parts = pass_by_part(network, context)
-    whole = sum(parts.values())
+    total = sum(parts.values())
     if training and config.slow_gradient == "trajectory":
-        return config.inner_steps * training_flops(whole, whole - parts["output"], config)
-    return config.inner_steps * 2.0 * (whole - before_latents(network, context))
+        return config.inner_steps * training_flops(total, total - parts["output"], config)
+    return config.inner_steps * 2.0 * (total - before_latents(network, context))
 
 
 def published_training_flops(network: LatentThoughtNetwork, context: int) -> float:
-    """Returns training FLOPs per token as the paper counts: (T_fast + 1) forwards and backwards.
+    """Returns the paper's training FLOPs per token, T_fast + 1 forward and backward passes.
 
-    Queries count as many keys as there are tokens, whatever window and causality hide from them
-    (the N H of section 2.4): so counted, Table 1's 4.07, 5.52 and 32.2 GFLOPs come out.
+    Every query counts all tokens as keys, regardless of window and causality (N H in section 2.4).
+    This reproduces the 4.07, 5.52 and 32.2 GFLOPs of Table 1.
     """
     config = network.config
-    whole = sum(pass_by_part(network, context).values())
-    whole += _full(config.dim, context, config.num_layers) - attention_flops(config, context)
+    total = sum(pass_by_part(network, context).values())
+    total += _full(config.dim, context, config.num_layers) - attention_flops(config, context)
     steps = 0 if config.inference == "amortised" else config.inner_steps
-    return (steps + 1) * TRAINING_FACTOR * whole
+    return (steps + 1) * TRAINING_FACTOR * total
 
 
 def _full(dim: int, tokens: int, layers: int) -> float:
-    """Returns the FLOPs per token of full attention over that many tokens."""
+    """Returns the FLOPs per token of full attention over ``tokens`` tokens."""
     return 4.0 * dim * tokens * layers

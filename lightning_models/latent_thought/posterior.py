@@ -1,8 +1,8 @@
-"""Fast learning, the inner loop (Algorithm 1): inference of latent vectors, in three ways.
+"""Fast learning, the inner loop (Algorithm 1): three methods of inferring latent vectors.
 
-Each way takes a :class:`InferenceProblem` (what was read), :class:`Noise` and an :class:`InnerLoop`
-(how much to do), and returns a :class:`Posterior` without graph, but for the encoder's, whose
-weights learn from it. Sequences never interact: objectives are sums over the batch.
+Each method takes an :class:`InferenceProblem` (the text), :class:`Noise` and an :class:`InnerLoop`
+(steps and rates), and returns a :class:`Posterior`. Only the encoder's posterior has a graph, from
+which its weights learn. Objectives are sums over the batch, so sequences never interact.
 """
 
 import functools
@@ -19,28 +19,30 @@ from lightning_models.latent_thought.config import LatentThoughtConfig
 from lightning_models.layers import record, wants
 from lightning_models.runtime import on_device, seeded_generator
 
-# ---- standard normals that belong to a sequence, whatever batch it comes in
+# ---- noise that depends on the sequence and not on its batch
 
 
 class Purpose(IntEnum):
-    """What a draw is for; draws for different purposes are independent."""
+    """Purpose of a draw; draws for different purposes are independent."""
 
     START = 0
-    """Where inference begins."""
+    """Initial values of inference."""
     INNER = 1
-    """Samples within inference, and the one that the decoder learns from."""
+    """Samples within inference, including the one that the decoder learns from."""
     SCORED = 2
-    """Samples that scores and texts come from."""
+    """Samples for scores and generated texts."""
 
 
 class Noise:
-    """Draws (B, Z, D) that are a pure function of each row's key, the purpose and a number.
+    """Standard normals (B, Z, D) that are a pure function of each row's key, purpose and index.
+
+    They are drawn on the CPU in float32, so that they are the same on every machine.
 
     Args:
-        keys: one a row.
-        shape: (Z, D).
-        device: where draws go; they are made on the CPU, the same on every machine.
-        dtype: which draws are given; they are made in float32.
+        keys: One key for each row.
+        shape: Shape (Z, D) of a row.
+        device: Device of the results.
+        dtype: Dtype of the results.
     """
 
     def __init__(
@@ -52,22 +54,22 @@ class Noise:
     ) -> None:
         self.keys, self.shape, self.device, self.dtype = keys, shape, device, dtype
 
-    def draw(self, purpose: Purpose, number: int = 0) -> Tensor:
-        """Returns the standard normals (B, Z, D) of one number."""
-        return self._draw(purpose, [number])[0]
+    def draw(self, purpose: Purpose, index: int = 0) -> Tensor:
+        """Returns the standard normals (B, Z, D) with the given index."""
+        return self._draw(purpose, [index])[0]
 
     def draws(self, purpose: Purpose, count: int) -> Tensor:
-        """Returns the normals (N, B, Z, D) of the numbers from 0 to N - 1, in one copy."""
+        """Returns the standard normals (N, B, Z, D) with indices 0 to N - 1, in one copy."""
         return self._draw(purpose, range(count))
 
-    def _draw(self, purpose: Purpose, numbers: Sequence[int]) -> Tensor:
+    def _draw(self, purpose: Purpose, indices: Sequence[int]) -> Tensor:
         on_gpu = self.device.type == "cuda"
-        # pinned: the copy waits for no kernel, so that rows are drawn while the device computes
-        shape = len(numbers), len(self.keys), *self.shape  # (N, B, Z, D)
+        # pinned memory: the copy is asynchronous, so the device computes while rows are drawn
+        shape = len(indices), len(self.keys), *self.shape  # (N, B, Z, D)
         values = torch.empty(shape, dtype=torch.float32, pin_memory=on_gpu)
-        for own, number in zip(values, numbers, strict=True):
-            for row, key in zip(own, self.keys, strict=True):  # (Z, D) each, contiguous
-                row.normal_(generator=seeded_generator(*key, int(purpose), number))
+        for batch, index in zip(values, indices, strict=True):
+            for row, key in zip(batch, self.keys, strict=True):  # (Z, D) each, contiguous
+                row.normal_(generator=seeded_generator(*key, int(purpose), index))
         return on_device(values, self.device, self.dtype)
 
 
@@ -75,24 +77,24 @@ class Noise:
 
 
 INIT_NOISE = 0.1
-"""Deviation of the noise on the first log-variances."""
+"""Standard deviation of the noise on the initial log-variances."""
 
 
 class Likelihood(NamedTuple):
-    """Of a batch under latent vectors: -log p(x | z) in nats."""
+    """-log p(x | z) in nats of a batch under latent vectors."""
 
     total: Tensor
     """Sum over the batch, with its graph to z."""
     each: Tensor
-    """Of each sequence (B,), without graph."""
+    """Value of each sequence (B,), without graph."""
 
 
 class InferenceProblem(Protocol):
-    """What latent vectors are inferred from."""
+    """A batch of text from which latent vectors are inferred."""
 
     @property
     def informed(self) -> Tensor:
-        """(B,) bool: rows with something to infer from; the posterior of others is the prior."""
+        """(B,) bool, rows with targets; the posterior of other rows is the prior."""
 
     def likelihood(self, z: Tensor) -> Likelihood:
         """Returns -log p(x | z) for latent vectors (B, Z, D)."""
@@ -106,19 +108,19 @@ class InferenceProblem(Protocol):
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """How much inference does."""
+    """Steps and step sizes of inference."""
 
     config: LatentThoughtConfig
     lr: float
-    """eta_fast of the first step."""
+    """eta_fast in the first step."""
 
     @property
     def steps(self) -> int:
-        """T_fast."""
+        """T_fast, number of steps."""
         return self.config.inner_steps
 
     def rate(self, step: int) -> float:
-        """Returns the step size of a step, counted from 0."""
+        """Returns the size of a step (0-based)."""
         if self.config.inner_schedule == "constant":
             return self.lr
         return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * step / self.steps)))
@@ -135,29 +137,29 @@ class InnerLoop:
         )
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Sets the step size of a step."""
+        """Sets the optimizer's learning rate for a step (0-based)."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(step)
 
 
 class Posterior(NamedTuple):
-    """q(z|x) of a batch: a diagonal normal, or a sample without a density."""
+    """q(z|x) of a batch, a diagonal normal or a sample without a density."""
 
     mean: Tensor
-    """mu (B, Z, D); of a Langevin chain its last sample."""
+    """mu (B, Z, D), or the last sample of a Langevin chain."""
     log_variance: Tensor | None
-    """log sigma^2 (B, Z, D); None: a sample."""
+    """log sigma^2 (B, Z, D), or None for a sample."""
     inner: Tensor
-    """The sample (B, Z, D) that the decoder learns from."""
+    """Sample (B, Z, D) that the decoder learns from."""
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Returns mu + sigma * noise (B, Z, D), or the sample where there is no density."""
+        """Returns mu + sigma * noise (B, Z, D), or the chain's sample if there is no density."""
         if self.log_variance is None:
             return self.mean
         return _sample(self.mean, self.log_variance, noise)
 
     def divergence(self) -> Tensor:
-        """Returns KL(q || N(0, I)) of each latent vector, (B, Z) in nats; 0 without a density."""
+        """Returns KL(q || N(0, I)) of each latent vector (B, Z) in nats, 0 without a density."""
         if self.log_variance is None:
             return self.mean.new_zeros(self.mean.shape[:2])
         return divergence(self.mean, self.log_variance)
@@ -173,16 +175,17 @@ def _sample(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
 
 
 def infer(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
-    """Returns the posterior of a batch in the way that the configuration names.
+    """Returns the posterior of a batch by the configured method of inference.
 
-    Gradients must be on. Records ``inner_step``, once before each step: ``step`` (from 0), ``nll``
-    (B,) at the inner sample, ``kl`` (B, Z), ``mean_gradient`` and ``log_variance_gradient`` (B, Z),
-    norms; of a Langevin chain ``kl`` and ``log_variance_gradient`` are None.
+    Gradients must be enabled. Records ``inner_step`` before each step: ``step`` (0-based), ``nll``
+    (B,) at the inner sample, ``kl`` (B, Z), and the norms ``mean_gradient`` and
+    ``log_variance_gradient`` (B, Z). For a Langevin chain ``kl`` and ``log_variance_gradient`` are
+    None.
 
     Args:
-        problem: what was read.
-        noise: draws for its rows.
-        loop: how much to do.
+        problem: The text to infer from.
+        noise: Noise for its rows.
+        loop: Steps and step sizes.
     """
     if loop.config.inference == "amortised":
         return _amortised(problem, noise)
@@ -194,7 +197,7 @@ def infer(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior
 def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
     """Gradient steps on mu and log sigma^2 of each sequence (Algorithm 1, lines 6 to 11)."""
     config = loop.config
-    # noise of each step's sample, and of the one after them: (T_fast + 1, B, Z, D)
+    # (T_fast + 1, B, Z, D): noise of each step's sample and of the sample after the last step
     resampled = config.noise == "resampled"
     draws = noise.draws(Purpose.INNER, loop.steps + 1 if resampled else 1)
     draws = draws.expand(loop.steps + 1, -1, -1, -1)
@@ -206,17 +209,16 @@ def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Po
     log_variance = (config.init_log_variance + INIT_NOISE * start).requires_grad_()
     optimizer = loop.optimizer([mean, log_variance])
     for step in range(loop.steps):
-        # (B,) each, and the sum
         nll = problem.likelihood(_sample(mean, log_variance, draws[step]))
         kl = divergence(mean, log_variance)  # (B, Z)
-        # minus the ELBO, summed: no sequence has a part in another's gradient
+        # minus the ELBO, summed over sequences, so that their gradients are independent
         objective = nll.total + kl.sum()
         mean.grad, log_variance.grad = problem.gradients(objective, (mean, log_variance))
         _record(step, nll, kl, mean.grad, log_variance.grad)
         loop.set_rate(optimizer, step)
         optimizer.step()
     known = problem.informed[:, None, None]
-    # rows with nothing to infer from keep the prior: mean 0, log-variance 0
+    # rows without targets keep the prior: mean 0, log-variance 0
     mean, log_variance = (x.detach().masked_fill(~known, 0.0) for x in (mean, log_variance))
     return Posterior(mean, log_variance, _sample(mean, log_variance, draws[loop.steps]))
 
@@ -237,14 +239,14 @@ def _langevin(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Poste
         z.requires_grad_()
         nll = problem.likelihood(z)
         # -d log p(z, x) / dz, (B, Z, D); z^2 / 2 is -log N(z; 0, I) up to a constant
-        (slope,) = problem.gradients(nll.total + 0.5 * z.square().sum(), (z,))
-        _record(step, nll, None, slope, None)
-        z = z.detach() - size * slope + math.sqrt(2 * size) * draws[step]
+        (gradient,) = problem.gradients(nll.total + 0.5 * z.square().sum(), (z,))
+        _record(step, nll, None, gradient, None)
+        z = z.detach() - size * gradient + math.sqrt(2 * size) * draws[step]
     return Posterior(z, None, z)
 
 
 def _amortised(problem: InferenceProblem, noise: Noise) -> Posterior:
-    """The encoder's answer (Kingma & Welling 2013); rows that tell nothing get the prior."""
+    """The encoder's posterior (Kingma & Welling 2013), or the prior in rows without targets."""
     known = problem.informed[:, None, None]
     mean, log_variance = (x.masked_fill(~known, 0.0) for x in problem.encode())
     draw = noise.draw(Purpose.INNER)  # (B, Z, D)
@@ -268,11 +270,11 @@ def _record(
 
 @functools.lru_cache(maxsize=64)
 def divergence_floor(loop: InnerLoop) -> float:
-    """Returns the KL divergence in nats per latent coordinate that inference can hardly go below.
+    """Returns an approximate lower limit of the KL divergence, in nats per latent coordinate.
 
-    It is where the inner steps lead a coordinate of which the decoder makes no use: log-variances
-    start low, and Adam moves them by about a step size per step. Of a mean that does not start at 0
-    the start is taken to be one deviation. 0 where inference has no steps.
+    It is the divergence of a coordinate that the decoder ignores after the inner steps, since
+    log-variances start low and Adam moves them by about a step size per step. A mean that does not
+    start at 0 is assumed to start at one standard deviation. Without steps the limit is 0.
     """
     if loop.config.inference != "variational" or loop.steps == 0:
         return 0.0

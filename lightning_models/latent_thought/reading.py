@@ -1,4 +1,4 @@
-"""What was read, as a function of latent vectors: the problem that inference solves."""
+"""-log p(x | z) of a batch as a function of latent vectors, the objective of inference."""
 
 import functools
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from lightning_models.output_layer import linear_cross_entropy_each
 class Reading:
     """-log p(x | z) of a batch under frozen weights.
 
-    Weights have no graph: no gradient of theirs is computed, nor are the inputs kept that it would
-    need. What does not depend on z is computed once.
+    Weights are detached, so neither their gradients nor the inputs for them cost anything. The part
+    that does not depend on z is computed once.
 
     Args:
-        network: the decoder.
+        network: The decoder.
         tokens: (B, T) int64.
-        targets: (B, T) int64, -100 where nothing is predicted.
+        targets: (B, T) int64, -100 at positions without a target.
         known: (B, T) bool, tokens that an encoder may read.
-        start: what ``network.begin(tokens)`` returned; None: it is computed here.
-        selects: Whether only the states that have a target reach the output layer, for which the
-            host waits for the device; training reads windows that are full of targets.
+        start: Result of ``network.begin(tokens)``, which is computed by default.
+        selects: Whether to pass only states with a target to the output layer, which synchronises
+            with the device. Training does not, as nearly all positions have targets.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class Reading:
         self.network, self.tokens, self.targets, self.known = network, tokens, targets, known
         self.informed = (targets >= 0).any(dim=1)  # (B,)
         if start is None:
-            with torch.inference_mode(False), torch.no_grad():  # inference builds upon it
+            # ordinary tensors, since inference by gradient saves them for backward
+            with torch.inference_mode(False), torch.no_grad():
                 start = network.begin(tokens)
         self.start = start.detached()
 
@@ -59,23 +60,23 @@ class Reading:
 
     def likelihood(self, z: Tensor) -> Likelihood:
         """Returns -log p(x | z) for latent vectors (B, Z, D)."""
-        # (B, T, D); the graph leads to z alone: weights and start are detached
+        # (B, T, D); the graph leads to z alone, since weights and start are detached
         h = functional_call(self.network, self.weights, (self.start, z), tie_weights=False)
         if not self.selects:
             return _likelihood(h, self.matrix, self.targets)
-        states, targets = h.flatten(0, 1)[self.places], self.targets.flatten()[self.places]
-        total, each = linear_cross_entropy_each(states, self.matrix, targets)  # a scalar, and (n,)
-        of_rows = each.new_zeros(len(h))
-        return Likelihood(total, of_rows.index_add_(0, self.places // h.shape[1], each))
+        states, targets = h.flatten(0, 1)[self.index], self.targets.flatten()[self.index]
+        total, each = linear_cross_entropy_each(states, self.matrix, targets)  # (), (n,)
+        by_row = each.new_zeros(len(h))  # (B,)
+        return Likelihood(total, by_row.index_add_(0, self.index // h.shape[1], each))
 
     @functools.cached_property
-    def places(self) -> Tensor:
-        """The flat indices (n,) of the positions that have a target."""
-        with torch.inference_mode(False):  # gradients are taken through them
+    def index(self) -> Tensor:
+        """The flat indices (n,) of the positions with a target."""
+        with torch.inference_mode(False):  # an ordinary tensor, which backward may save
             return (self.targets.flatten() >= 0).nonzero()[:, 0]
 
     def gradients(self, objective: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the gradients of a scalar with respect to ``inputs``; ``.grad`` stays empty."""
+        """Returns the gradients of a scalar with respect to ``inputs``; leaves ``.grad`` unset."""
         return torch.autograd.grad(objective, inputs)
 
     def encode(self) -> tuple[Tensor, Tensor]:
@@ -86,9 +87,9 @@ class Reading:
 
 
 class LearningReading(Reading):
-    """The same under live weights, whose gradients are summed over all inner steps.
+    """-log p(x | z) under trainable weights, whose gradients are summed over all inner steps.
 
-    What the public code does without meaning to: it never clears the gradients that the inner
+    The public code does so unintentionally, since it never clears the gradients that the inner
     backward passes leave in the decoder.
     """
 
@@ -110,25 +111,25 @@ class LearningReading(Reading):
         return _likelihood(h, self.network.output_matrix, self.targets)
 
     def gradients(self, objective: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns the gradients with respect to ``inputs``; adds those of the weights up."""
-        found = torch.autograd.grad(objective, [*inputs, *self.parameters], allow_unused=True)
-        for total, gradient in zip(self.sums, found[len(inputs) :], strict=True):
+        """Returns the gradients with respect to ``inputs``, and accumulates those by weights."""
+        result = torch.autograd.grad(objective, [*inputs, *self.parameters], allow_unused=True)
+        for total, gradient in zip(self.sums, result[len(inputs) :], strict=True):
             if gradient is not None:
                 total += gradient
-        return tuple(found[: len(inputs)])  # what is left was that of the weights
+        return tuple(result[: len(inputs)])
 
     def surrogate(self) -> Tensor:
-        """Returns 0 as a scalar whose gradient is what was summed up."""
+        """Returns a scalar of value 0 whose gradients are the accumulated ones."""
         products = [(p * g).sum() for p, g in zip(self.parameters, self.sums, strict=True)]
         total = torch.stack(products).sum()
-        # sum of p * g has gradient g in p; its value is taken away again
+        # the sum of p * g has gradient g by p; its value is subtracted
         return total - total.detach()
 
 
 def _ready(weight: Tensor) -> Tensor:
-    """Returns a weight without graph, and a matrix in the dtype that autocast would give it.
+    """Returns a detached weight, with matrices in the dtype of autocast.
 
-    Autocast would do so at every inner step: it remembers copies of parameters only.
+    Autocast caches the casts of parameters only, and would cast detached ones in every inner step.
     """
     device, weight = weight.device.type, weight.detach()
     if weight.dim() < 2 or weight.dtype != torch.float32 or not torch.is_autocast_enabled(device):
@@ -137,5 +138,5 @@ def _ready(weight: Tensor) -> Tensor:
 
 
 def _likelihood(h: Tensor, matrix: Tensor, targets: Tensor) -> Likelihood:
-    total, each = linear_cross_entropy_each(h, matrix, targets)  # a scalar, and (B, T)
+    total, each = linear_cross_entropy_each(h, matrix, targets)  # (), (B, T)
     return Likelihood(total, each.sum(dim=1))

@@ -1,4 +1,4 @@
-"""Building blocks of every network: pure torch, no Lightning, no knowledge of any method.
+"""Building blocks of every network, in plain PyTorch and independent of any method.
 
 Letters used in shapes and formulas throughout the project:
 

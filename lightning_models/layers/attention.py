@@ -1,8 +1,8 @@
 """Scaled dot-product attention with a per-key bias: one function, four kernels.
 
-Every attention of the project goes through :func:`attend`. Its ``key_bias`` is an additive,
-differentiable bias per key; it is carried by channels appended to queries and keys, so that plain
-causal kernels serve attention that is attenuated by learned scores.
+All attention of the project goes through :func:`attend`. Its ``key_bias`` is an additive,
+differentiable bias per key, which is encoded in channels appended to queries and keys, so that
+plain causal kernels can compute attention attenuated by learned scores.
 """
 
 import functools
@@ -17,11 +17,11 @@ from lightning_models.layers.recording import record, wants
 
 Backend = Literal["auto", "math", "sdpa", "flex", "flash_attn"]
 FLEX_CHANNELS = 16
-"""Fewest channels of a head that FlexAttention computes with on a GPU."""
+"""Minimum number of channels of a head that FlexAttention supports on a GPU."""
 
 
 class _Rules(NamedTuple):
-    """Who sees whom, and how: what every kernel gets besides q, k and v."""
+    """Arguments of every kernel besides q, k and v."""
 
     causal: bool
     window: int | None
@@ -44,25 +44,26 @@ def attend(
 ) -> Tensor:
     """Returns softmax(q k^T / sqrt(C) + key_bias) v, shape (B, H, T, C).
 
-    A query that may see no key at all gets zeros. With fewer queries than keys, the last query
-    stands at the last key (a query's own position is N - T + its index). With G heads of keys,
-    each is read by H / G neighbouring heads of queries. Records ``attention``: ``weights``
+    The output of a query without visible keys is zero. With fewer queries than keys, the last query
+    is aligned with the last key (the position of a query is N - T + its index). Each of G heads of
+    keys is read by H / G neighbouring heads of queries. Records ``attention``: ``weights``
     (B, H, T, N) before dropout.
 
     Args:
-        q: queries (B, H, T, C).
-        k: keys (B, G, N, C), where G divides H.
-        v: values (B, G, N, C).
-        causal: whether a query sees only keys at its own position and before.
-        window: with ``causal``, sees only the last ``window`` of those, its own included.
-        key_bias: (B, N) float, added to the scores of each key for all heads and queries; finite.
-        mask: bool, broadcastable to (B, H, T, N); true where a query may see a key.
-        dropout: probability of dropping an attention weight.
-        backend: the kernel; ``auto`` takes sdpa, and for windows on a GPU flash_attn, or flex
-            where it suits.
+        q: Queries (B, H, T, C).
+        k: Keys (B, G, N, C), where G divides H.
+        v: Values (B, G, N, C).
+        causal: Whether a query sees only keys at its position and before.
+        window: With ``causal``, the number of latest keys that a query sees, including its own.
+        key_bias: Finite bias (B, N), added to the scores of each key for all heads and queries.
+        mask: Bool, broadcastable to (B, H, T, N), true for visible keys.
+        dropout: Probability of dropping an attention weight.
+        backend: Kernel. ``auto`` is sdpa, or for windows on a GPU flash_attn or flex if they
+            support the arguments.
 
     Raises:
-        ValueError: if the chosen backend cannot do what is asked, with the one that can.
+        ValueError: If the chosen backend does not support the arguments; the message names one
+            that does.
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend ({backend}) is none of {', '.join(get_args(Backend))}")
@@ -94,15 +95,15 @@ def attend(
 def append_bias_channels(
     q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns q, k, v widened so that q k^T / sqrt(C) already contains ``key_bias`` (B, N).
+    """Returns q, k, v widened so that q k^T / sqrt(C) includes ``key_bias`` (B, N).
 
-    Queries get ones, keys sqrt(C) * bias. In half precision two channels carry the bias, its
-    rounded value and the rest, which cuts the relative error from 2^-8 to 2^-16. The width is
-    filled up to a multiple of 8 (flash kernels want that), values included (a value narrower than
-    the keys is three times slower on CPU).
+    Queries get ones, keys sqrt(C) * bias. In half precision two channels hold the rounded bias and
+    its remainder, which reduces the relative error from 2^-8 to 2^-16. The width is padded to a
+    multiple of 8 for flash kernels, including values, since values narrower than keys are three
+    times slower on CPU.
     """
     channels = q.shape[-1]
-    bias = math.sqrt(channels) * key_bias.to(torch.float32)  # (B, N), as 1/sqrt(C) comes later
+    bias = math.sqrt(channels) * key_bias.to(torch.float32)  # (B, N), undoes the later 1/sqrt(C)
     parts = [bias.to(k.dtype)]
     if k.dtype in (torch.bfloat16, torch.float16):
         parts.append((bias - parts[0].to(torch.float32)).to(k.dtype))
@@ -118,7 +119,7 @@ def append_bias_channels(
 
 
 def _autocast(x: Tensor) -> Tensor:
-    """Returns ``x`` in the dtype in which autocast would run the kernel, to know it beforehand."""
+    """Casts ``x`` to the dtype of autocast, so that the kernel can be chosen by dtype."""
     if x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x
@@ -129,7 +130,7 @@ def _on_gpu(x: Tensor) -> bool:
 
 
 def _for_each_query_head(x: Tensor, num_heads: int) -> Tensor:
-    """Returns keys or values (B, G, N, C) as (B, H, N, C), each head for H / G queries' heads."""
+    """Repeats keys or values (B, G, N, C) to (B, H, N, C), each head H / G times."""
     if x.shape[1] == num_heads:
         return x
     return x.repeat_interleave(num_heads // x.shape[1], dim=1)
@@ -141,13 +142,13 @@ def _choose(q: Tensor, window: int | None, mask: Tensor | None, dropout: float) 
     half = q.dtype in (torch.bfloat16, torch.float16)
     if half and mask is None and _has_flash():
         return "flash_attn"
-    # A query that reads a cache alone would make a block mask for each length of the cache.
+    # A single query on a cache would need a new block mask for each length of the cache.
     suits_flex = q.shape[-1] >= FLEX_CHANNELS and q.shape[2] > 1
     return "flex" if suits_flex and not dropout else "sdpa"
 
 
 def _allowed(q: Tensor, k: Tensor, rules: _Rules) -> Tensor | None:
-    """Returns the bool mask of causality, window and mask together; None: all is visible."""
+    """Returns the combined mask of causality, window and mask, or None if all keys are visible."""
     num_queries, num_keys, window = q.shape[2], k.shape[2], rules.window
     if not rules.causal or (num_queries == 1 and window is None):
         return rules.mask
@@ -158,7 +159,7 @@ def _allowed(q: Tensor, k: Tensor, rules: _Rules) -> Tensor | None:
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | None) -> Tensor:
-    """The reference: every score explicit, softmax in float32 or better."""
+    """Reference implementation with explicit scores and softmax in float32 or better."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
         scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * rules.scale  # (B, H, T, N)
@@ -167,7 +168,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | Non
     allowed = _allowed(q, k, rules)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -math.inf)
-        # a softmax over nothing is nan: queries that see no key get zeros
+        # a softmax over no keys is nan; the output of such queries is zero
         empty = ~allowed.any(dim=-1, keepdim=True)
         weights = scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
     else:
@@ -177,7 +178,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | Non
 
 
 def _is_single(q: Tensor, key_bias: Tensor) -> bool:
-    """Whether one query a row reads cached keys: a mask is then cheaper than copying the cache."""
+    """Whether one query a row reads cached keys, where a mask is cheaper than copying the cache."""
     graph = torch.is_grad_enabled() and key_bias.requires_grad
     return q.shape[2] == 1 and q.dtype in (torch.float32, torch.float64) and not graph
 
@@ -223,9 +224,9 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, rules: _Rules) -> Tensor:
     elif compiling:
         block_mask = _block_mask(*shape)
     else:
-        with torch.inference_mode(False):  # a later training step may take it from the cache
+        with torch.inference_mode(False):  # a later training step may reuse the cached mask
             block_mask = _cached_block_mask(*shape)
-    # A compiled network compiles the kernel with all else; torch.compile in it breaks its graph.
+    # A compiled network includes the kernel; a nested torch.compile would break its graph.
     kernel = _compiled_flex() if _on_gpu(q) and not compiling else flex_attention
     return kernel(q, k, v, block_mask=block_mask, scale=rules.scale)
 

@@ -150,8 +150,8 @@ class SelfAttention(nn.Module):
     Grouped-query attention (arXiv 2305.13245) where the config has fewer heads of keys and values.
 
     Args:
-        config: shape and style.
-        causal: whether a token sees itself and earlier ones only; else it sees all of them,
+        config: Shape and style.
+        causal: Whether a token sees itself and earlier ones only; else it sees all of them,
             without window and without cache.
     """
 
@@ -202,11 +202,11 @@ class SelfAttention(nn.Module):
         """Returns the attention output (B, T, D).
 
         Args:
-            x: normed input (B, T, D).
-            rope: rotation tables of these T positions.
-            cache: earlier keys and values; this call appends its own.
+            x: Normed input (B, T, D).
+            rope: Rotation tables of these T positions.
+            cache: Earlier keys and values; this call appends its own.
             key_bias: (B, N) additive bias per key, N counting cached keys too.
-            mask: bool, broadcastable to (B, H, T, N), in addition to causality; with a cache, what
+            mask: Bool, broadcastable to (B, H, T, N), in addition to causality; with a cache, what
                 ``KVCache.mask`` returned, which stands for causality and window too.
             value_scale: (B, T) factor on the values of these T tokens.
         """
@@ -319,9 +319,9 @@ def segment_logsumexp(values: Tensor, index: Tensor, count: int) -> Tensor:
     """Returns log(sum(exp(values))) (..., count) of each group; -inf without any.
 
     Args:
-        values: finite float (..., N).
+        values: Finite float (..., N).
         index: int64 (..., N), the group of each entry, in [0, count).
-        count: number of groups.
+        count: Number of groups.
     """
     highest = segment_max(values.detach(), index, count)
     # every entry minus the maximum of its group: no exponential overflows

@@ -1,4 +1,4 @@
-"""The sizes and styles that every decoder shares."""
+"""Base configurations of all decoders."""
 
 import math
 import sys
@@ -12,28 +12,27 @@ from lightning_models.layers.attention import Backend
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig:
-    """What every model of sequences knows of its data.
+    """Base configuration of all sequence models.
 
     Raises:
-        ValueError: if a size is below 1; the message names key and value.
+        ValueError: If a size is below 1; the message names key and value.
     """
 
     dials: ClassVar[Mapping[str, str]] = {}
-    """Fields that decide how much a trained model computes and leave its weights as they are, with
-    the symbol of each: ``evaluate.py sweep`` turns those that are declared here."""
+    """Fields that change the compute of a trained model but not its weights, with their symbols.
+    ``evaluate.py sweep`` can vary the fields declared here."""
 
     vocab_size: int
-    """V before padding; the command line takes it from the data (``data.vocab_size``)."""
+    """V before padding. The command line takes it from the data (``data.vocab_size``)."""
     block_size: int
-    """Longest sequence, in tokens; the command line takes it from ``data.block_size``."""
+    """Maximum sequence length in tokens. The command line takes it from ``data.block_size``."""
     vocab_multiple: int = 64
-    """The vocabulary is padded to a multiple of this (matrix units want 64); 1: no padding."""
+    """Multiple to which the vocabulary is padded; matrix units prefer 64, and 1 is no padding."""
     gradient_checkpointing: bool | Literal["selective"] = False
-    """Whether blocks compute their activations again in the backward pass, to save memory;
-    selective: all but matrix products and attention, which are kept."""
+    """Whether the backward pass recomputes the activations of blocks to save memory; selective
+    keeps the results of matrix products and attention."""
 
     def __post_init__(self) -> None:
-        """Checks choices and ranges."""
         check_fields(self)
         for key in ("vocab_size", "block_size", "vocab_multiple"):
             if getattr(self, key) < 1:
@@ -46,7 +45,7 @@ class SequenceConfig:
 
     @property
     def position_limit(self) -> int | None:
-        """Most positions that the network has; None: it has no limit of its own."""
+        """Maximum number of positions of the network, or None if it has no limit."""
         return None
 
 
@@ -55,7 +54,7 @@ class DecoderConfig(SequenceConfig):
     """Shape and style of a decoder-only network; methods inherit it and add their own fields.
 
     Raises:
-        ValueError: if sizes do not fit together; the message names key, value and cure.
+        ValueError: If sizes do not fit together; the message names key, value and cure.
     """
 
     num_layers: int = 12
@@ -65,7 +64,8 @@ class DecoderConfig(SequenceConfig):
     num_heads: int = 12
     """H, attention heads; must divide dim."""
     ffn_dim: int | None = None
-    """Hidden width of the feed-forward layer; null: 4 D, for swiglu 8/3 D rounded up to 32."""
+    """Hidden width of the feed-forward layer. If null, 4 D, or for swiglu 8/3 D rounded up to a
+    multiple of 32."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm (GPT style) or RMSNorm (LLaMA style), before each sub-layer and at the end."""
     norm_eps: float = 1e-5
@@ -86,16 +86,15 @@ class DecoderConfig(SequenceConfig):
     init_std: float = 0.02
     """Standard deviation of the gpt2 initialisation; unused by ponderlm."""
     window: int | None = None
-    """Sliding attention window in tokens, the query included; null: full causal attention."""
+    """Sliding attention window in tokens, including the query. If null, full causal attention."""
     dropout: float = 0.0
-    """Dropout probability on embeddings and on what each sub-layer adds."""
+    """Dropout probability on embeddings and on the output of each sub-layer."""
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
     attention_backend: Backend = "auto"
     """Attention kernel; math is the slow reference the others are tested against."""
 
     def __post_init__(self) -> None:
-        """Checks choices and ranges, and that the sizes fit together."""
         super().__post_init__()
         for key in ("num_layers", "dim", "num_heads"):
             if getattr(self, key) < 1:
@@ -134,7 +133,7 @@ class DecoderConfig(SequenceConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """R, channels of each head that rotary positions turn."""
+        """R, number of rotated channels of each head."""
         return self.head_dim
 
     @property
@@ -173,17 +172,17 @@ class DecoderConfig(SequenceConfig):
 
     @property
     def position_limit(self) -> int | None:
-        """block_size where positions are learned; None for rotary ones."""
+        """block_size for learned positions, None for rotary ones."""
         return self.block_size if self.positions == "learned" else None
 
 
 def check_fields(config: Any) -> None:
-    """Checks the values of a dataclass against their types; numbers are finite, in tuples too.
+    """Checks the values of a dataclass against their types, and that all numbers are finite.
 
-    A nan passes every comparison that looks for values out of a range.
+    This includes numbers in tuples. A nan would pass every comparison with a range.
 
     Raises:
-        ValueError: if a value is none of the choices, of another type, or not finite.
+        ValueError: If a value is not among the choices, has another type or is not finite.
     """
     for key, hint in get_type_hints(type(config)).items():
         fault = _fault(getattr(config, key), hint)
@@ -192,7 +191,7 @@ def check_fields(config: Any) -> None:
 
 
 def _fault(value: Any, hint: Any) -> str | None:
-    """Returns value and fault, for messages; None if it is of the type, or that is not checked."""
+    """Returns the value and its fault for a message, or None if there is no fault."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
         return None if value in parts else f"({value}) is none of {', '.join(map(str, parts))}"
@@ -200,13 +199,13 @@ def _fault(value: Any, hint: Any) -> str | None:
         faults = [_fault(value, part) for part in parts]
         return None if None in faults else faults[0]
     if origin is tuple:
-        items = value if isinstance(value, list | tuple) else ()  # how many, the method checks
+        items = value if isinstance(value, list | tuple) else ()  # the method checks their count
         return next((fault for item in items if (fault := _fault(item, parts[0]))), None)
     if hint in _TYPES:
-        kinds, words = _TYPES[hint]
-        belongs = isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
-        finite = hint is not float or not belongs or abs(value) <= sys.float_info.max  # NaN is not
-        return None if belongs and finite else f"({value!r}) {words}"
+        types, message = _TYPES[hint]
+        matches = isinstance(value, types) and (hint is bool or not isinstance(value, bool))
+        finite = hint is not float or not matches or abs(value) <= sys.float_info.max  # not for nan
+        return None if matches and finite else f"({value!r}) {message}"
     return None
 
 

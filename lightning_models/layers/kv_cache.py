@@ -1,8 +1,8 @@
-"""Keys and values of earlier tokens, for rows that advance at their own pace.
+"""Cache of keys and values for rows that advance independently.
 
-Rows need not have equal lengths: each row's entries start at index 0 and end at its own length,
-so prompts are padded on the right, positions count from 0 in every row, and whatever lies after
-a row's length is overwritten by its next entries.
+Rows may have different lengths. The entries of each row start at index 0 and end at the row's
+length, so prompts are padded on the right, positions count from 0 in every row, and entries after
+a row's length are overwritten by its next ones.
 """
 
 import contextlib
@@ -12,31 +12,31 @@ import torch
 from torch import Tensor
 
 MIN_ENTRIES = 64
-"""Room that a cache takes at its first write, so that short texts are not copied often."""
+"""Initial size of a cache, so that short texts are not copied often."""
 
 
 class KVCache:
-    """One buffer of keys and one of values a layer, shared row lengths.
+    """One buffer of keys and one of values for each layer, with shared row lengths.
 
     A forward pass writes T entries a row through ``layers[i].append`` and then calls
-    :meth:`advance` with how many of them each row keeps.
+    :meth:`advance` with the number of entries that each row keeps.
     """
 
     def __init__(
         self, num_layers: int, batch: int, capacity: int, device: torch.device | str | None = None
     ) -> None:
-        """Allows for ``capacity`` entries a row; memory grows with what is written."""
+        """Creates a cache for up to ``capacity`` entries a row, whose memory grows on demand."""
         self.layers = [LayerCache(self) for _ in range(num_layers)]
         self.capacity = capacity
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self._longest = 0
         self._uniform = True
         self.rows: Tensor | None = None
-        """Indices of the rows that are read and written, all by default. See :meth:`only`."""
+        """Indices of the rows that are read and written, or None for all. See :meth:`only`."""
 
     @property
     def longest(self) -> int:
-        """Entries of the longest row."""
+        """Number of entries of the longest row."""
         return self._longest
 
     @property
@@ -54,24 +54,24 @@ class KVCache:
             self.rows = before
 
     def positions(self, num_new: int) -> Tensor:
-        """Returns the indices (B, num_new) at which the next entries of each row will stand."""
+        """Returns the indices (B, num_new) of the next entries of each row."""
         lengths = self.lengths if self.rows is None else self.lengths[self.rows]
         return lengths[:, None] + torch.arange(num_new, device=lengths.device)
 
     def mask(self, num_new: int, window: int | None = None) -> Tensor | None:
-        """Returns which keys the next entries may see, bool (B, 1, num_new, N); None if uniform.
+        """Returns the mask of the next entries, bool (B, 1, num_new, N), or None if uniform.
 
-        N is ``longest + num_new``. Uniform rows need no mask beyond plain causality and window.
+        N is ``longest + num_new``. Uniform rows need no mask besides causality and window.
         """
         if self._uniform:
             return None
         keys = torch.arange(self._longest + num_new, device=self.lengths.device)  # (N,)
-        own = self.positions(num_new)[..., None]  # (B, T, 1): a query's own place among the keys
-        seen = keys <= own if window is None else (keys <= own) & (keys > own - window)
-        return seen[:, None]  # (B, 1, T, N), one mask for all heads
+        query = self.positions(num_new)[..., None]  # (B, T, 1), index of each query among the keys
+        visible = keys <= query if window is None else (keys <= query) & (keys > query - window)
+        return visible[:, None]  # (B, 1, T, N), one mask for all heads
 
     def advance(self, counts: Tensor | int) -> None:
-        """Keeps ``counts`` (B,) of the entries just written, or that many in every row."""
+        """Keeps ``counts`` (B,) of the entries just written, or the same number in every row."""
         if isinstance(counts, int):
             self.lengths = self.lengths + counts
             self._longest += counts
@@ -80,12 +80,15 @@ class KVCache:
         self._refresh()
 
     def keep(self, kept: Tensor) -> Tensor:
-        """Keeps those of the N entries just written that are marked, bool (B, N), in their order.
+        """Removes unmarked entries among the N just written; replaces :meth:`advance`.
 
-        For passes whose entries are not all kept; instead of :meth:`advance`. Returns the order
-        (B, N) of the new entries: indices of those kept, then of the others.
+        Args:
+            kept: Bool (B, N), true for entries to keep.
+
+        Returns:
+            The new order (B, N) of the entries: indices of the kept ones, then of the others.
         """
-        # a stable sort of 0 (kept) and 1 (not) moves those kept to the front, in their order
+        # a stable sort of 0 (kept) and 1 (not kept) moves the kept ones to the front, in order
         order = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices
         source, target = self.lengths[:, None] + order, self.positions(kept.shape[1])
         for layer in self.layers:
@@ -110,9 +113,8 @@ class LayerCache:
     """Keys and values of one layer, (B, G, capacity, C) each."""
 
     def __init__(self, owner: KVCache) -> None:
-        """Starts empty; the first entries fix shape and dtype."""
         self.owner = owner
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._buffers: tuple[Tensor, Tensor] | None = None  # shape and dtype of the first entries
 
     def select(self, rows: Tensor) -> None:
         """Keeps only ``rows`` (int64 indices)."""
@@ -125,7 +127,7 @@ class LayerCache:
         if self._buffers is None:
             return
         for buffer in self._buffers:
-            # (B, N) -> (B, G, N, C): the same places in every head and channel
+            # (B, N) -> (B, G, N, C): the same positions in every head and channel
             from_, to = (
                 index[:, None, :, None].expand(-1, buffer.shape[1], -1, buffer.shape[3])
                 for index in (source, target)
@@ -133,54 +135,54 @@ class LayerCache:
             buffer.scatter_(2, to, buffer.gather(2, from_))
 
     def read(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values (N, G, C) of single entries, by row and position (N,)."""
+        """Returns keys and values (N, G, C) of the entries at ``rows`` and ``positions`` (N,)."""
         assert self._buffers is not None, "nothing has been written"
         keys, values = self._buffers
         return keys[rows, :, positions], values[rows, :, positions]
 
     def write(self, rows: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """Overwrites entries at ``rows`` and ``positions`` (N,) by k, v (N, G, C).
+        """Overwrites entries at ``rows`` and ``positions`` (N,) with k, v (N, G, C).
 
-        Or at (n, 1) and (n, T) by (n, G, T, C), as :meth:`append` has them.
+        With indices (n, 1) and (n, T), k and v are (n, G, T, C) as in :meth:`append`.
         """
-        self._buffers = self._room(k, v, self.owner.longest + 1)
+        self._buffers = self._grown(k, v, self.owner.longest + 1)
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             # indexed dimensions come first: (N, G, C), or (n, T, G, C)
             buffer[rows, :, positions] = new.transpose(1, 2) if new.dim() == 4 else new
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k, v (B, G, T, C) after each row's entries; returns all up to the longest row.
+        """Writes k, v (B, G, T, C) after each row's entries and returns all entries.
 
         Raises:
-            ValueError: if the cache is full.
+            ValueError: If the cache is full.
         """
         cache, num_new = self.owner, k.shape[2]
         end = cache.longest + num_new
         if end > cache.capacity:
             raise ValueError(f"the cache holds {cache.capacity} entries a row, {end} are needed")
-        keys, values = self._buffers = self._room(k, v, end)
+        keys, values = self._buffers = self._grown(k, v, end)
         if cache.rows is not None:
             self.write(cache.rows[:, None], cache.positions(num_new), k, v)
             return keys[cache.rows, :, :end], values[cache.rows, :, :end]
         if cache.uniform:
-            # one slice for all rows; k and v (B, G, T, C)
+            # one slice for all rows
             keys[:, :, cache.longest : end] = k
             values[:, :, cache.longest : end] = v
         else:
-            # ragged rows: each writes after its own last entry, (B, T) -> (B, G, T, C)
+            # ragged rows: each writes after its last entry, (B, T) -> (B, G, T, C)
             index = cache.positions(num_new)[:, None, :, None].expand_as(k)
             keys.scatter_(2, index, k)
             values.scatter_(2, index, v)
         return keys[:, :, :end], values[:, :, :end]
 
-    def _room(self, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """Returns buffers with room for ``end`` entries: those at hand, or twice as large ones."""
+    def _grown(self, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Returns buffers of at least ``end`` entries, doubling their size if necessary."""
         if self._buffers is not None and self._buffers[0].shape[2] >= end:
             return self._buffers
         size = min(self.owner.capacity, max(2 * end, MIN_ENTRIES))
         grown = []
         for index, new in enumerate((k, v)):
-            # all rows, of which only some may be written now
+            # for all rows, even if only some are written now
             buffer = new.new_zeros(len(self.owner.lengths), new.shape[1], size, new.shape[-1])
             if self._buffers is not None:
                 old = self._buffers[index]

@@ -1,4 +1,4 @@
-"""Statistics that analyses ask a network for, and that cost nothing when nobody asks."""
+"""Statistics that a network computes on request, at no cost otherwise."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,14 +11,14 @@ _consumers: dict[str, Callable[..., None]] = {}
 
 @contextlib.contextmanager
 def recording(**consumers: Callable[..., None]) -> Iterator[None]:
-    """Hands every statistic of a consumer's name to it, as the network computes it.
+    """Passes each named statistic to its consumer as the network computes it.
 
-    Compiled networks run uncompiled meanwhile; if ``attention`` is asked for, attention runs on the
+    Compiled networks run in eager mode meanwhile, and for ``attention`` attention runs on the
     ``math`` backend. A consumer that keeps tensors should detach and move them.
 
     Args:
-        **consumers: functions by the name of the statistic; its arguments are those of
-            :func:`record`. The network that records it documents them.
+        **consumers: Functions by the name of the statistic, called with the keyword arguments of
+            :func:`record`, which the network that records them documents.
     """
     before = dict(_consumers)
     _consumers.update(consumers)
@@ -31,19 +31,19 @@ def recording(**consumers: Callable[..., None]) -> Iterator[None]:
 
 
 def wants(name: str) -> bool:
-    """Returns whether anybody asks for the statistic ``name``."""
+    """Returns whether the statistic ``name`` has a consumer."""
     return name in _consumers
 
 
 def is_recording() -> bool:
-    """Returns whether anybody asks for any statistic."""
+    """Returns whether any statistic has a consumer."""
     return bool(_consumers)
 
 
 def record(name: str, **values: Any) -> None:
-    """Hands ``values`` to the consumer of ``name``, if there is one.
+    """Passes ``values`` to the consumer of ``name``, if there is one.
 
-    Where the values cost something to compute, ask :func:`wants` first.
+    Check :func:`wants` first if the values are expensive to compute.
     """
     if name in _consumers:
         _consumers[name](**values)

@@ -1,7 +1,7 @@
 """PonderLM-3, on the backbone of PonderLM-2, and its baselines (arXiv 2603.02023).
 
 =================================================  ===============================================
-paper                                              where
+paper                                              code
 =================================================  ===============================================
 interleaved slots, shared positions, feedback      ``network.SlotNetwork``
 Jacobi iterations (Sec. 3.4.1, App. B)             ``network.iterate``

@@ -1,4 +1,4 @@
-"""Configurations of PonderLM-3, PonderLM-2, and what the family of methods has in common."""
+"""Configurations of PonderLM-3 and PonderLM-2, and the base of all pondering methods."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,11 @@ from lightning_models.transformer.network import TransformerConfig
 class PonderingConfig(TransformerConfig):
     """A LLaMA-style decoder that takes K additional computation steps a token.
 
-    Defaults of the shape's style are those of the PonderLM papers' public code: RMSNorm, SwiGLU,
-    rotary positions, no biases, an untied head, and an initialisation to which the scale of the
-    embeddings is tied (``init``).
+    Defaults follow the public code of the PonderLM papers: RMSNorm, SwiGLU, rotary positions, no
+    biases, an untied head, and an initialisation with scaled embeddings (``init``).
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"thinking_steps": "K"}
@@ -26,14 +25,13 @@ class PonderingConfig(TransformerConfig):
     activation: Literal["gelu", "gelu_tanh", "swiglu"] = "swiglu"
     bias: bool = False
     positions: Literal["rope"] = "rope"
-    """Rotary only: the slots of a token share its position."""
+    """Rotary only, since the slots of a token share its position."""
     tie_head: bool = False
     init: Literal["gpt2", "ponderlm"] = "ponderlm"
     thinking_steps: int = 3
-    """K, additional steps of a token (PonderLM-3: the most it may take); 0: a plain decoder."""
+    """K, additional steps of a token, or their maximum for PonderLM-3. With 0, a plain decoder."""
 
     def __post_init__(self) -> None:
-        """Checks the number of steps, and what every decoder checks."""
         super().__post_init__()
         if self.thinking_steps < 0:
             raise ValueError(f"thinking_steps ({self.thinking_steps}) must not be negative")
@@ -48,34 +46,33 @@ class PonderLM2Config(PonderingConfig):
     """PonderLM-2: K latent slots after every token, computed in parallel by Jacobi iterations.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "eval_iterations": "J"}
 
     latent_positions: Literal["shared", "sequential"] = "shared"
-    """Rotary positions of slots: all at that of their token, or one after the other."""
+    """Rotary positions of slots: all at the position of their token, or consecutive."""
     jacobi_iterations: tuple[int, int] = (2, 3)
-    """J, refinement passes of a training step: drawn evenly from this range, ends included."""
+    """J, refinement passes of a training step, drawn uniformly from this closed range."""
     jacobi_seed: int = 0
-    """The draws of J are a function of this and of the optimiser step."""
+    """Seed of the draws of J, which depend on it and on the optimiser step alone."""
     eval_iterations: int | None = 3
-    """J in scoring and in reading a prompt; null: until nothing changes any more."""
+    """J in scoring and in reading a prompt. If null, iterates to convergence."""
     grad_last_passes: int | None = None
-    """Gradients flow through that many of the last passes; null: through all."""
+    """Number of last passes through which gradients flow. If null, through all."""
     checkpoint_passes: bool = False
-    """Whether the backward pass computes each pass again, and holds the activations of one only."""
+    """Whether the backward pass recomputes each pass, so that the activations of one are held."""
     inference: Literal["jacobi", "sequential"] = "jacobi"
-    """How texts are scored: by parallel iterations, or slot by slot as they are generated."""
+    """Whether texts are scored by parallel iterations, or slot by slot as in generation."""
     prefill: Literal["jacobi", "sequential"] = "jacobi"
-    """How a prompt is read before generation."""
+    """Whether a prompt is read by parallel iterations or slot by slot."""
     log_depth_losses: bool = False
     """Whether training logs the cross-entropy after each number of steps."""
     depth_losses_every: int = 1
-    """Interval of the targets at which that is measured; each costs K + 1 forward output layers."""
+    """Interval of the targets measured for it, each at the cost of K + 1 forward output layers."""
 
     def __post_init__(self) -> None:
-        """Checks the iterations, and what the family checks."""
         super().__post_init__()
         span: Any = self.jacobi_iterations
         whole = isinstance(span, Sequence) and all(type(end) is int for end in span)
@@ -107,7 +104,7 @@ class PonderConfig(PonderLM2Config):
     """PonderLM-3: a router decides how many of the K steps each token takes (arXiv 2603.02023).
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {
@@ -117,33 +114,35 @@ class PonderConfig(PonderLM2Config):
     }
 
     router_init: Literal["deep", "uniform"] = "deep"
-    """First step distribution s: ``router_bias`` more on the logit of K steps, or all equal."""
+    """Initial step distribution s: ``router_bias`` added to the logit of K steps, or uniform."""
     router_bias: float = 2.0
-    """What K steps have above the others in ``router_init: deep``."""
+    """Initial bias of the logit of K steps with ``router_init: deep``."""
     mask_index: Literal["shifted", "literal"] = "shifted"
-    """Which score damps slot k as a key: w_k = Pr(steps >= k), or w_(k-1) as the paper's Fig. 7."""
+    """Score that attenuates slot k as a key: w_k = Pr(steps >= k), or w_(k-1) as in the paper's
+    Fig. 7."""
     augmentation: Literal["exact", "literal"] = "exact"
-    """Scale of the attention scores that log w is added to: 1/sqrt(C), or 1/sqrt(C + 1) as in
+    """Scale of the attention scores to which log w is added: 1/sqrt(C), or 1/sqrt(C + 1) as in
     Appendix A."""
     tau: float = 1e-4
-    """A token stops before its first step k with w_k below this; 0: never."""
+    """Threshold on w_k: a token stops before its first step k below it. 0 disables stopping."""
     alpha: float = 0.0
-    """Shifts the router outside training: above 0 to more steps, below to fewer."""
+    """Shift of the router outside of training, to more steps if positive and fewer if negative."""
     alpha_shape: Literal["ramp", "scalar"] = "ramp"
-    """alpha k / K on the logit of k steps, or, as printed, alpha on all, which changes nothing."""
+    """Shape of the shift: alpha k / K on the logit of k steps, or alpha on all logits as printed in
+    the paper, which has no effect."""
     penalty: Literal["ours", "paper", "expected_steps"] = "ours"
-    """Which penalty on w is in the objective, see ``router.py``."""
+    """Penalty on w in the objective, see ``router.minimum_ponder_penalty``."""
     penalty_scale: Literal["linear", "log"] = "linear"
-    """What is penalised: w, or its logarithm down to that of ``tau``, see ``penalised_tail``."""
+    """Penalised quantity: w, or log w scaled by log ``tau``, see ``router.penalised_tail``."""
     penalty_weight: float = 1e-2
-    """lambda; 0: no penalty."""
+    """lambda, weight of the penalty. 0 disables it."""
     penalty_beta: float | None = None
-    """Slope of rho; null: that of the preset (ours 100, paper 10)."""
+    """Slope of rho. If null, the value of the preset (ours 100, paper 10)."""
     penalty_theta: float | None = None
-    """Where rho is one half, in nats; null: that of the preset (ours 0.05, paper 0.5)."""
+    """Loss u in nats at which rho is one half. If null, the value of the preset (ours 0.05, paper
+    0.5)."""
 
     def __post_init__(self) -> None:
-        """Checks router and penalty, and what PonderLM-2 checks."""
         super().__post_init__()
         for key in ("router_bias", "alpha", "penalty_weight", "penalty_beta", "penalty_theta"):
             value = getattr(self, key)

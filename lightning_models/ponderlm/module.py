@@ -33,14 +33,14 @@ from lightning_models.ponderlm.sequential import SlotCache
 class PonderLM2(LanguageModel):
     """PonderLM-2: every token takes K additional steps in latent slots (arXiv 2509.23184).
 
-    Training and scoring compute all slots in parallel by Jacobi iterations; generation goes slot
-    by slot. Scores are exact log-likelihoods of what computes them: of the parallel computation
-    with ``eval_iterations``, or of generation where ``inference`` is sequential.
+    Training and scoring compute all slots in parallel by Jacobi iterations, generation slot by
+    slot. Scores are exact log-likelihoods of the parallel computation with ``eval_iterations``, or
+    of generation if ``inference`` is sequential.
 
     Args:
-        config: shape of the network, steps and iterations.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network's blocks with torch.compile (in place).
+        config: Shape of the network, steps and iterations.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network's blocks with torch.compile (in place).
     """
 
     shards_blocks = False
@@ -57,7 +57,7 @@ class PonderLM2(LanguageModel):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether ``score`` reads what several rows begin with once: if it goes slot by slot."""
+        """Whether ``score`` reads a prefix shared by several rows once, as it can slot by slot."""
         return self.config.inference == "sequential" and not self.compile_network
 
     def build_network(self) -> SlotNetwork:
@@ -66,9 +66,9 @@ class PonderLM2(LanguageModel):
     # ---- training
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
-        """Returns the summed cross-entropy of the last pass, and what else the method adds.
+        """Returns the summed cross-entropy of the last pass and the method's additional terms.
 
-        Also logs the cross-entropy after each number of steps, where that is measured.
+        Also logs the cross-entropy after each number of steps if the config asks for it.
         """
         pondered: Pondered = self.network(batch["tokens"], self._iterations())
         targets = batch["targets"]
@@ -85,21 +85,21 @@ class PonderLM2(LanguageModel):
         """Adds the method's additional terms and statistics."""
 
     def _iterations(self) -> int | None:
-        """Returns J: drawn in training, the same on all ranks, else as configured."""
+        """Returns J, which is drawn in training and ``eval_iterations`` otherwise."""
         if not self.training:
             return self.config.eval_iterations
         step = 0 if self._trainer is None else self._trainer.global_step
         return draw_iterations(self.config, step)
 
     def _measure_depths(self, pondered: Pondered, targets: Tensor, output: LossOutput) -> Tensor:
-        """Returns the mean cross-entropy after each number of steps (K+1,), and logs it."""
+        """Returns and logs the mean cross-entropy after each number of steps (K+1,)."""
         every = self.config.depth_losses_every
         with torch.no_grad():
             states = self._stopped(pondered)
         if every > 1:
-            valid = (targets >= 0).nonzero(as_tuple=True)  # row and place of each target
+            valid = (targets >= 0).nonzero(as_tuple=True)  # row and column of each target
             chosen = tuple(index[::every] for index in valid)
-            states, targets = states[chosen], targets[chosen]
+            states, targets = states[chosen], targets[chosen]  # (n, K+1, D), (n,)
         count = (targets >= 0).sum()
         losses = depth_losses(states, self.network.output_matrix, targets)  # (..., K+1)
         sums = losses.flatten(0, -2).sum(dim=0)
@@ -108,7 +108,7 @@ class PonderLM2(LanguageModel):
         return sums / count.clamp(min=1)
 
     def _stopped(self, pondered: Pondered) -> Tensor:
-        """Hidden states (B, T, K+1, D) the head reads if every token stops after step i."""
+        """Returns the inputs (B, T, K+1, D) of the output layer if tokens stop after step i."""
         return pondered.states
 
     # ---- scoring
@@ -116,10 +116,10 @@ class PonderLM2(LanguageModel):
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns exact log-probabilities of a window batch's targets.
 
-        Records what ``step_scores`` records (the depth losses of PonderLM-3 are of renormalised
-        partial sums: the last one differs from the score by the order of tau); ``states``, see
-        ``network.record_states``; ``router`` where there is one: ``log_steps`` and ``log_tail``
-        (B, T, K+1); with ``inference: sequential`` ``flops``, see ``LanguageModel.adaptive``.
+        Records the statistics of ``step_scores``; ``states``, see ``network.record_states``; with a
+        router, ``router``: ``log_steps`` and ``log_tail`` (B, T, K+1); and with ``inference:
+        sequential`` ``flops``, see ``LanguageModel.adaptive``. PonderLM-3 computes depth losses
+        from renormalised partial sums, so the last one differs from the score by order tau.
         """
         pondered = self._ponder(batch)
         if pondered.steps is not None:
@@ -136,9 +136,9 @@ class PonderLM2(LanguageModel):
             cache, executed, real = self._prefix(batch)
             pondered = sequential.read_text(self.network, tokens, lengths, cache)
             if wants("flops"):
-                own = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-                # a row costs what it does alone, with its prefix
-                real = torch.cat((real, own), dim=1)
+                new = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+                # each row is charged for its whole prefix, as if it were scored alone
+                real = torch.cat((real, new), dim=1)  # (B, P + T)
                 executed = torch.cat((executed, pondered.executed), dim=1)
                 flops = slot_network.executed_flops(self.network, executed, real)
                 record("flops", flops=flops, tokens=real.sum(dim=1))
@@ -148,21 +148,23 @@ class PonderLM2(LanguageModel):
         return pondered
 
     def _prefix(self, batch: dict[str, Any]) -> tuple[SlotCache | None, Tensor, Tensor]:
-        """Returns copies of the cache of each row's prefix, and what its tokens (B, P) executed.
+        """Reads the shared prefixes of a batch.
 
-        The latter are steps, int64, and which tokens are no padding, bool; P is 0 without prefixes.
+        Returns:
+            For each row a copy of its prefix's cache, or None without prefixes; the executed steps
+            int64 (B, P) of the prefix's tokens; and bool (B, P), false in padding. P may be 0.
         """
         tokens = batch["tokens"]
         if "prefix" not in batch:
-            none = tokens[:, :0]
-            return None, none, none.bool()
+            empty = tokens[:, :0]
+            return None, empty, empty.bool()
         prefix, rows = batch["prefix"][:, :-1], batch["prefix_row"]
         lengths = batch["prefix_lengths"] - 1  # the last token is the first of ``tokens``
-        room = prefix.shape[1] + tokens.shape[1]
-        cache = sequential.new_cache(self.network, len(prefix), room)
+        num_tokens = prefix.shape[1] + tokens.shape[1]
+        cache = sequential.new_cache(self.network, len(prefix), num_tokens)
         executed = sequential.read_text(self.network, prefix, lengths, cache).executed
         real = torch.arange(prefix.shape[1], device=prefix.device) < lengths[:, None]
-        cache.select(rows)
+        cache.select(rows)  # one row for each prefix -> one for each row of the batch
         return cache, executed[rows], real[rows]
 
     # ---- generation
@@ -174,20 +176,20 @@ class PonderLM2(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> SlotCache:
-        room = prompts.shape[1] + max_new_tokens
-        cache = sequential.new_cache(self.network, len(prompts), room)
+        num_tokens = prompts.shape[1] + max_new_tokens
+        cache = sequential.new_cache(self.network, len(prompts), num_tokens)
         if prompts.shape[1] > 1:
             how = self.config.prefill
             sequential.read_prompt(self.network, cache, prompts[:, :-1], lengths - 1, how)
         return cache
 
     def decode_step(self, cache: SlotCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes one slot of each row; ready are those whose token has taken its last step.
+        """Computes one slot of each row; a row is ready after the last step of its token.
 
-        Returns next-token logits (B, V), zeros in rows that are not ready.
+        Returns next-token logits (B, V), zero in rows that are not ready, and the mask of ready
+        rows (B,).
 
-        Records ``generated_steps``: ``steps`` int64, the additional steps of each token that is
-        ready.
+        Records ``generated_steps``: ``steps`` int64, the additional steps of each ready token.
         """
         ready = sequential.advance(self.network, cache, tokens)
         if wants("generated_steps"):
@@ -210,21 +212,20 @@ class PonderLM2(LanguageModel):
         return slot_network.generation_flops(self.network, context, steps)
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        """Returns the FLOPs per token of one pass over all slots; see ``LanguageModel``."""
+        """Returns the FLOPs per token of one pass over all slots, see ``LanguageModel``."""
         return slot_network.flops_by_part(self.network, context)
 
 
 class PonderLM(PonderLM2):
     """PonderLM-3: a router decides how many steps each token takes (arXiv 2603.02023).
 
-    In training later steps are damped by a differentiable attention mask, and states are
-    integrated by the step distribution; outside training, steps of tail mass below tau are
-    skipped.
+    In training a differentiable attention mask attenuates later steps, and states are integrated
+    over the step distribution. Outside of training, steps with tail mass below tau are skipped.
 
     Args:
-        config: shape of the network, steps, router and penalty.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network's blocks with torch.compile (in place).
+        config: Shape of the network, steps, router and penalty.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network's blocks with torch.compile (in place).
     """
 
     config: PonderConfig
@@ -252,10 +253,10 @@ class PonderLM(PonderLM2):
     def _add(
         self, pondered: Pondered, targets: Tensor, losses: Tensor | None, output: LossOutput
     ) -> None:
-        """Adds the penalty, and logs the steps that tokens take.
+        """Adds the penalty and logs the steps of tokens.
 
-        ``expected_steps`` is sum_{k >= 1} w_k, ``executed_steps`` those of tau; also rho_i, f_k
-        and n_k of the penalty.
+        ``expected_steps`` is sum_{k >= 1} w_k, and ``executed_steps`` are the steps not skipped at
+        tau. Also logs rho_i, f_k and n_k of the penalty.
         """
         self._log_steps(pondered, targets, output)
         if self.config.penalty_weight:
@@ -271,21 +272,22 @@ class PonderLM(PonderLM2):
     def _penalise(
         self, pondered: Pondered, targets: Tensor, losses: Tensor | None, output: LossOutput
     ) -> None:
-        """Adds the penalty, a mean over the micro-batch."""
+        """Adds the penalty, which is a mean over the micro-batch."""
         assert pondered.steps is not None
         tail, valid = pondered.steps.log_tail.flatten(0, 1), (targets >= 0).flatten()
-        found = minimum_ponder_penalty(tail, losses, self.config, valid)
-        output.terms["penalty"] = Term(found.value, 1.0)
-        if found.ratios is None or found.fractions is None or found.counts is None:
+        penalty = minimum_ponder_penalty(tail, losses, self.config, valid)
+        output.terms["penalty"] = Term(penalty.value, 1.0)
+        if penalty.ratios is None or penalty.fractions is None or penalty.counts is None:
             return
-        for steps, ratio in enumerate(found.ratios):
+        for steps, ratio in enumerate(penalty.ratios):
             output.stats[f"depth_{steps}/rho"] = ratio
-        for steps, (share, count) in enumerate(zip(found.fractions, found.counts, strict=True), 1):
-            output.stats[f"depth_{steps}/fraction"] = share
+        by_step = zip(penalty.fractions, penalty.counts, strict=True)
+        for steps, (fraction, count) in enumerate(by_step, 1):
+            output.stats[f"depth_{steps}/fraction"] = fraction
             output.stats[f"depth_{steps}/penalised"] = count.float()
 
     def _stopped(self, pondered: Pondered) -> Tensor:
-        """Partial sums h(<=i) (B, T, K+1, D), renormalised except for the paper's penalty."""
+        # partial sums h(<=i) (B, T, K+1, D), renormalised except for the paper's penalty
         assert pondered.steps is not None
         renormalised = not self.training or self.config.penalty != "paper"
         return partial_states(pondered.states, pondered.steps.log_steps, renormalised)
@@ -298,20 +300,21 @@ def step_scores(
     targets: Tensor,
     executed: Tensor,
 ) -> Scores:
-    """Returns log-probabilities of targets of tokens that take additional steps.
+    """Returns log-probabilities of targets for a model whose tokens take additional steps.
 
     Records ``thinking_steps``: ``executed`` (B, T) int64, additional steps of each token, and
     ``most``, K; ``depth_losses``: ``losses`` (B, T, K+1), cross-entropy in nats if every token
-    stops after step i, 0 where there is no target; ``entropy``: ``entropy`` (B, T) of the
-    next-token distributions, in nats; ``greedy``: ``greedy`` (B, T) bool, whether a target is the
-    most likely token.
+    stops after step i, 0 without a target; ``entropy``: ``entropy`` (B, T) of the next-token
+    distributions, in nats; ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely
+    token.
 
     Args:
-        model: its network has the output matrix.
-        h: normed states that predict (B, T, D).
-        by_step: returns the states (B, T, K+1, D) that predict after each number of steps.
+        model: Model whose network has the output matrix.
+        h: Normed states (B, T, D) that predict.
+        by_step: Function that returns the states (B, T, K+1, D) that predict after each number of
+            steps.
         targets: int64 (B, T), -100 where nothing is predicted.
-        executed: additional steps of each token, int64 (B, T).
+        executed: Additional steps of each token, int64 (B, T).
     """
     config, matrix = cast(PonderingConfig, model.config), cast(Any, model.network).output_matrix
     record("thinking_steps", executed=executed, most=config.thinking_steps)
@@ -329,10 +332,10 @@ def depth_losses(states: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
     """Returns the cross-entropy (..., K+1) in nats of targets after i steps, 0 without a target.
 
     Args:
-        states: normed states after i steps (..., K+1, D).
-        matrix: output matrix (V, D).
+        states: Normed states after i steps (..., K+1, D).
+        matrix: Output matrix (V, D).
         targets: int64 (...), -100 where nothing is predicted.
     """
-    # of all rows: to select those with a target, training would wait for the device
+    # over all positions, since selecting targets would synchronise with the device in training
     each = [linear_cross_entropy_each(h, matrix, targets)[1] for h in states.unbind(dim=-2)]
     return torch.stack(each, dim=-1)

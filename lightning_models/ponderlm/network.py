@@ -1,10 +1,10 @@
-"""Networks of PonderLM-2 and PonderLM-3 in pure torch: slots, Jacobi iterations, FLOPs.
+"""Networks of PonderLM-2 and PonderLM-3 in plain PyTorch: slots, Jacobi iterations, FLOPs.
 
-A token owns K + 1 interleaved slots. Sequential inference computes slot (t, k) from the slots
-before it. In parallel, pass n + 1 computes every slot from the states of pass n (Sec. 3.4.1); as a
-slot depends on earlier ones only, the fixed point is unique, is what sequential inference computes,
-and is reached after at most K T passes. The schedule is that of PonderLM-2's public code: K passes
-that each add a slot to every token, J refinements, and a last pass that predicts.
+Each token has K + 1 interleaved slots. Sequential inference computes slot (t, k) from the slots
+before it. In parallel, pass n + 1 computes every slot from the states of pass n (Sec. 3.4.1). Since
+a slot depends on earlier ones only, the fixed point is unique, equals the result of sequential
+inference, and is reached after at most K T passes. The schedule follows PonderLM-2's public code:
+K passes that each add a slot to every token, J refinements, and a last pass that predicts.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from lightning_models.runtime import seeded_generator
 from lightning_models.transformer.network import Backbone
 
 BLOCK_VARIANTS = 32
-"""Graphs of a compiled block: numbers of slots, with and without bias, gradients, cache."""
+"""Limit on the compiled variants of a block, by number of slots, bias, gradients and cache."""
 
 
 class Pondered(NamedTuple):
@@ -31,18 +31,18 @@ class Pondered(NamedTuple):
     states: Tensor
     """h_k, post-norm outputs of all slots (B, T, K+1, D)."""
     steps: Steps | None
-    """The router's distribution of each token; None where there is no router."""
+    """Step distribution of each token, or None without a router."""
     read_out: Tensor
-    """What the output matrix is applied to (B, T, D)."""
+    """Input of the output layer (B, T, D)."""
     executed: Tensor
-    """Additional steps of each token (B, T) int64: K, or the ones not skipped."""
+    """Additional steps of each token (B, T) int64: K, less the skipped ones."""
 
 
 class SlotNetwork(Backbone):
-    """PonderLM-2: a token owns K + 1 slots next to each other, in one causal sequence.
+    """PonderLM-2: one causal sequence with K + 1 consecutive slots a token.
 
-    Slot 0 reads the token's embedding, slot k the post-norm output of slot k - 1, which in
-    parallel is that of the pass before. The last slot predicts.
+    The input of slot 0 is the token's embedding, the input of slot k the post-norm output of slot
+    k - 1, taken from the previous pass in parallel computation. The last slot predicts.
     """
 
     config: PonderLM2Config
@@ -53,15 +53,15 @@ class SlotNetwork(Backbone):
         """Returns the states of ``tokens`` (B, T), rows padded on the right.
 
         Args:
-            tokens: int64.
-            iterations: J, refinement passes; None: until nothing changes any more.
-            cache: empty; gets keys and values of the last pass, all slots of a token next to
-                each other. The caller keeps the ones that count.
+            tokens: int64 (B, T).
+            iterations: J, number of refinement passes. If None, iterates to convergence.
+            cache: Empty cache for the keys and values of the last pass, in the order of the slots.
+                The caller removes the entries of skipped slots and of padding.
         """
         x = self.embed(tokens, tokens)  # (B, T, D)
-        found = iterate(self, x, iterations)
-        states = self.one_pass(x, found.latents, found.steps, cache)
-        record_states(states, found.number)
+        inputs = iterate(self, x, iterations)
+        states = self.one_pass(x, inputs.latents, inputs.steps, cache)
+        record_states(states, inputs.num_passes)
         return self.weigh(states)
 
     def one_pass(
@@ -70,10 +70,10 @@ class SlotNetwork(Backbone):
         """Returns the post-norm outputs (B, T, S, D) of S slots a token.
 
         Args:
-            x: embedded tokens (B, T, D).
-            latents: inputs of slots 1.. (B, T, S - 1, D).
-            steps: the router's, by the pass before; None before there is one.
-            cache: see ``forward``.
+            x: Embedded tokens (B, T, D).
+            latents: Inputs of slots 1 to S - 1 (B, T, S - 1, D).
+            steps: Step distribution from the previous pass, or None in the first pass.
+            cache: See ``forward``.
         """
         slots = torch.cat((x[:, :, None], latents), dim=2)  # (B, T, S, D)
         num_tokens, num_slots = slots.shape[1:3]
@@ -81,36 +81,39 @@ class SlotNetwork(Backbone):
         slot = torch.arange(num_slots, device=x.device)
         positions = self.slot_positions(token, slot)  # (T, S)
         bias = None if steps is None else self.slot_bias(steps)  # (B, T, K+1)
+        # One causal sequence of T S slots: causality alone lets slot (t, k) see all slots of
+        # earlier tokens and slots 0 to k of its own.
         h = self.run(
-            slots.flatten(1, 2),
+            slots.flatten(1, 2),  # (B, T S, D)
             positions.flatten(),
             cache=cache,
+            # the first passes have fewer than K + 1 slots
             key_bias=None if bias is None else bias[..., :num_slots].flatten(1),
         )
         return h.unflatten(1, (num_tokens, num_slots))  # (B, T S, D) -> (B, T, S, D)
 
     def slot_positions(self, token: Tensor, slot: Tensor) -> Tensor:
-        """Returns rotary positions of slots, by the index of their token and their index in it."""
+        """Returns rotary positions of slots, given their token's index and their index in it."""
         if self.config.latent_positions == "shared":
             return token.expand(torch.broadcast_shapes(token.shape, slot.shape))
         return token * (self.config.thinking_steps + 1) + slot
 
     def route(self, first: Tensor) -> Steps | None:
-        """Returns the tokens' step distribution by the output of slot 0 (..., D); None: all K."""
+        """Returns the step distribution for outputs of slot 0 (..., D), or None if all take K."""
         return None
 
     def slot_bias(self, steps: Steps) -> Tensor:
-        """Returns the attention bias (..., K+1) that slots have as keys: here none is damped."""
+        """Returns the attention bias (..., K+1) of slots as keys, here zero."""
         return torch.zeros_like(steps.log_tail)
 
     def weigh(self, states: Tensor) -> Pondered:
-        """Returns read-outs and executed steps for the states (B, T, K+1, D) of the last pass."""
+        """Returns the read-outs and executed steps of the last pass's states (B, T, K+1, D)."""
         steps = self.config.thinking_steps
         executed = torch.full(states.shape[:2], steps, device=states.device)
         return Pondered(states, None, states[:, :, -1], executed)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles each block, which all passes share; takes what ``torch.compile`` takes."""
+        """Compiles each block, which all passes share, with the arguments of ``torch.compile``."""
         config: Any = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, BLOCK_VARIANTS)
         for block in self.blocks:
@@ -118,7 +121,7 @@ class SlotNetwork(Backbone):
 
 
 class PonderNetwork(SlotNetwork):
-    """PonderLM-3: a router damps and, outside training, skips the slots of later steps."""
+    """PonderLM-3: a router attenuates later slots in training and skips them at inference."""
 
     config: PonderConfig
 
@@ -138,8 +141,8 @@ class PonderNetwork(SlotNetwork):
         return slot_bias(steps, self.config, truncate=not self.training)
 
     def weigh(self, states: Tensor) -> Pondered:
-        """Integrates the states of the last pass by its own step distribution."""
-        steps = self.route(states[:, :, 0])  # of (B, T) tokens
+        """Integrates the states of the last pass over its step distribution."""
+        steps = self.route(states[:, :, 0])  # (B, T, D) -> step distributions of (B, T) tokens
         return Pondered(states, steps, integrate(states, steps.log_steps), steps.executed)
 
 
@@ -150,44 +153,45 @@ class Iterate(NamedTuple):
     """Inputs of the next pass."""
 
     latents: Tensor
-    """Inputs of slots 1..S-1 (B, T, S-1, D)."""
+    """Inputs of slots 1 to S - 1 (B, T, S-1, D)."""
     steps: Steps | None
-    """How many steps tokens take, by the outputs of slot 0."""
-    number: int
-    """Number of passes with all slots so far."""
+    """Step distribution from the outputs of slot 0."""
+    num_passes: int
+    """Number of passes over all K + 1 slots so far."""
 
 
 def iterate(network: SlotNetwork, x: Tensor, iterations: int | None) -> Iterate:
     """Returns the inputs of the last pass, after K growing passes and J refinements.
 
     Args:
-        network: its ``one_pass`` and router.
-        x: embedded tokens (B, T, D).
-        iterations: J; None: until nothing changes any more.
+        network: Network whose ``one_pass`` and router are applied.
+        x: Embedded tokens (B, T, D).
+        iterations: J. If None, iterates to convergence.
     """
     config, most = network.config, network.config.thinking_steps
-    found = Iterate(x.new_empty(*x.shape[:2], 0, x.shape[2]), None, 0)  # no latents: (B, T, 0, D)
+    current = Iterate(x.new_empty(*x.shape[:2], 0, x.shape[2]), None, 0)  # no latents: (B, T, 0, D)
     if most == 0:
-        return found
+        return current
+    # the fixed point is reached after K T passes at the latest
     limit = most * x.shape[1] if iterations is None else iterations
     total = most + limit + 1
-    for number in range(most + limit):
+    for index in range(most + limit):
         last = config.grad_last_passes
-        graph = last is None or number >= total - last  # the last pass of all counts, too
+        graph = last is None or index >= total - last  # total includes the pass that predicts
         with contextlib.nullcontext() if graph else torch.no_grad():
-            following = _pass(network, x, found)
-        # equal to the last bit: then all that follows is, too
-        settled = (
-            iterations is None and number >= most and torch.equal(following.latents, found.latents)
+            following = _pass(network, x, current)
+        # bit-equal latents reproduce themselves in all further passes
+        converged = (
+            iterations is None and index >= most and torch.equal(following.latents, current.latents)
         )
-        found = following
-        if settled:
+        current = following
+        if converged:
             break
-    return found
+    return current
 
 
 def _pass(network: SlotNetwork, x: Tensor, before: Iterate) -> Iterate:
-    """Returns the inputs of the pass after this one."""
+    """Runs a pass and returns the inputs of the next one, with one more slot until all exist."""
     config = network.config
     if config.checkpoint_passes and torch.is_grad_enabled():
         states: Tensor = checkpoint(
@@ -195,20 +199,22 @@ def _pass(network: SlotNetwork, x: Tensor, before: Iterate) -> Iterate:
         )  # (B, T, S, D)
     else:
         states = network.one_pass(x, before.latents, before.steps)
-    steps = network.route(states[:, :, 0])  # of all tokens, by their slots 0
-    whole = states.shape[2] > config.thinking_steps
-    if whole:
-        record_states(states, before.number)
-    return Iterate(states[:, :, : config.thinking_steps], steps, before.number + whole)
+    steps = network.route(states[:, :, 0])  # (B, T, D) -> step distributions of (B, T) tokens
+    complete = states.shape[2] > config.thinking_steps  # all K + 1 slots
+    if complete:
+        record_states(states, before.num_passes)
+    # The output of slot k is the next input of slot k + 1, so the output of slot K has no use.
+    latents = states[:, :, : config.thinking_steps]
+    return Iterate(latents, steps, before.num_passes + complete)
 
 
 def record_states(states: Tensor, iteration: int | None) -> None:
-    """Records ``states`` (B, T, K+1, D) of a pass, numbered from 0 over those with all slots."""
+    """Records the ``states`` (B, T, K+1, D) of a pass; iteration 0 is the first with all slots."""
     record("states", states=states, iteration=iteration)
 
 
 def draw_iterations(config: PonderLM2Config, step: int) -> int:
-    """Returns J of an optimiser step, the same on all ranks."""
+    """Draws J for an optimiser step, the same on all ranks."""
     low, high = config.jacobi_iterations
     generator = seeded_generator(config.jacobi_seed, step)
     return low + int(torch.randint(high - low + 1, (), generator=generator))
@@ -220,25 +226,25 @@ def draw_iterations(config: PonderLM2Config, step: int) -> int:
 def slots_flops(network: SlotNetwork, context: int, slots: float) -> float:
     """Returns the forward FLOPs of ``slots`` slots a token, in a sequence of ``context`` tokens.
 
-    Each slot sees the slots before it, so attention grows with the square of their number. A
-    fraction of slots is a mean over tokens.
+    Each slot attends to all slots before it, so attention is quadratic in their number. ``slots``
+    may be fractional, as a mean over tokens.
     """
-    places = round(context * slots)
+    length = round(context * slots)
     linear = linear_flops(network.blocks)
-    return slots * (linear + attention_flops(network.config, max(1, places)))
+    return slots * (linear + attention_flops(network.config, max(1, length)))
 
 
 def router_flops(network: SlotNetwork) -> float:
-    """Returns the FLOPs of a token's router, 0 where there is none."""
+    """Returns the router's FLOPs per token, or 0 without a router."""
     router = getattr(network, "router", None)
     return 0.0 if router is None else linear_flops(router)
 
 
 def pass_flops(network: SlotNetwork, context: int, iterations: float) -> list[tuple[float, float]]:
-    """Returns the passes over a text as (how many, forward FLOPs per token of one).
+    """Returns the passes over a text as pairs (number of passes, forward FLOPs per token of one).
 
-    K growing passes of 1, ..., K slots a token, then J + 1 of K + 1 slots: with K = 3 and J = 2.5
-    as much as 20 plain passes, attention apart.
+    K growing passes have 1, ..., K slots a token, then J + 1 have K + 1. Except for attention,
+    K = 3 and J = 2.5 cost as much as 20 plain passes.
     """
     most = network.config.thinking_steps
     router = router_flops(network)
@@ -250,7 +256,7 @@ def pass_flops(network: SlotNetwork, context: int, iterations: float) -> list[tu
 def scoring_flops(network: SlotNetwork, context: int) -> float:
     """Returns the FLOPs per token of scoring a text of ``context`` tokens.
 
-    Iterations to convergence are counted as their limit, K passes a token.
+    Iterations to convergence are counted at their upper bound, K passes a token.
     """
     config = network.config
     head = head_flops(config)
@@ -265,9 +271,9 @@ def executed_flops(network: SlotNetwork, executed: Tensor, real: Tensor) -> Tens
     """Returns the FLOPs (B,) float64 of scoring texts slot by slot.
 
     Args:
-        network: its sizes.
-        executed: additional steps of each token, int64 (B, T).
-        real: bool (B, T), which tokens are no padding.
+        network: The network.
+        executed: Additional steps of each token, int64 (B, T).
+        real: Bool (B, T), false in padding.
     """
     slots = ((executed + 1) * real).sum(dim=1).tolist()
     once = router_flops(network) + head_flops(network.config)
@@ -282,7 +288,7 @@ def executed_flops(network: SlotNetwork, executed: Tensor, real: Tensor) -> Tens
 def training_flops(network: SlotNetwork, context: int) -> float:
     """Returns the FLOPs per token of a training step, at the mean number of iterations.
 
-    Passes without gradient cost their forward pass only, checkpointed ones a second one; losses
+    Passes without gradients cost a forward pass only, checkpointed passes a second one. Losses
     after each depth cost additional output layers.
     """
     config = network.config
@@ -291,18 +297,18 @@ def training_flops(network: SlotNetwork, context: int) -> float:
     left_passes = sum(n for n, _ in passes) if left is None else float(left)
     factor = 3.0 + config.checkpoint_passes + (config.gradient_checkpointing is True)
     total = 0.0
-    for number, (count, flops) in enumerate(reversed(passes)):
+    for index, (count, flops) in enumerate(reversed(passes)):
         graph = min(count, left_passes)
         left_passes -= graph
         total += flops * (graph * factor + (count - graph))
-        if number == 0 and graph and config.checkpoint_passes:
-            total -= flops  # the last pass, which predicts, is held
+        if index == 0 and graph and config.checkpoint_passes:
+            total -= flops  # the last pass, which predicts, is not checkpointed
     heads = 3.0 + _depth_losses(config)
     return total + heads * head_flops(config)
 
 
 def _depth_losses(config: PonderLM2Config) -> float:
-    """Returns the number of output layers training applies in addition to the one that predicts."""
+    """Returns the number of forward output layers per token that the losses by depth cost."""
     depths = config.thinking_steps + 1
     return depths / config.depth_losses_every if config.measures_depths else 0.0
 
@@ -311,9 +317,9 @@ def generation_flops(network: SlotNetwork, context: int, steps: float | None) ->
     """Returns the FLOPs per token of generating in a context of ``context`` tokens.
 
     Args:
-        network: its sizes.
-        context: tokens.
-        steps: additional steps of a token on average; None: K.
+        network: The network.
+        context: Number of tokens of the context.
+        steps: Mean number of additional steps of a token. Defaults to K.
     """
     config = network.config
     steps = config.thinking_steps if steps is None else steps
@@ -327,10 +333,10 @@ def flops_by_part(network: SlotNetwork, context: int) -> dict[str, float]:
     projections = sum(linear_flops(part) for part in modules if isinstance(part, SelfAttention))
     attention = attention_flops(network.config, context * slots)
     feed_forward = sum(linear_flops(part) for part in modules if isinstance(part, FeedForward))
-    found = {
+    parts = {
         "output": head_flops(network.config),
         "self_attention": slots * (projections + attention),
         "feed_forward": slots * feed_forward,
     }
     router = router_flops(network)
-    return {**found, "router": router} if router else found
+    return {**parts, "router": router} if router else parts

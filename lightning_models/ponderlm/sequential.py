@@ -1,7 +1,7 @@
-"""Sequential inference: slot by slot, with hard stopping (Sec. 3.3).
+"""Sequential inference, slot by slot, with hard stopping (Sec. 3.3).
 
-A step advances each row by one slot. After slot 0 the router sets the number of steps the token
-takes; the slots beyond are never computed, and leave no keys.
+A step advances each row by one slot. After slot 0 the router determines the token's number of
+steps; later slots are not computed and have no keys.
 """
 
 import torch
@@ -13,15 +13,14 @@ from lightning_models.ponderlm.router import Steps
 
 
 class SlotCache:
-    """Keys and values of executed slots, of rows that advance slot by slot.
+    """Keys and values of the executed slots of rows that advance independently.
 
-    Each row is at its own token and step. Skipped slots leave no entries, so rows hold different
-    numbers of them.
+    Skipped slots have no entries, so rows differ in their number of entries.
 
     Args:
-        kv: empty.
-        capacity: entries of a row at most.
-        like: an embedding (B, D), whose dtype and device the states have.
+        kv: Empty KV cache.
+        capacity: Maximum number of entries of a row.
+        like: An embedding (B, D) with the dtype and device of the states.
         thinking_steps: K.
     """
 
@@ -29,44 +28,45 @@ class SlotCache:
         rows, device = len(like), like.device
         self.kv = kv
         self.bias: Tensor | None = None
-        """Attention bias of each entry as a key (B, capacity); None while none has any."""
+        """Attention bias (B, capacity) of each entry as a key, or None if all are zero."""
         self._capacity = capacity
         self.token = torch.zeros(rows, dtype=torch.int64, device=device)
-        """Index of the token each row is at."""
+        """Index of each row's current token."""
         self.slot = torch.zeros(rows, dtype=torch.int64, device=device)
-        """Slot that comes next."""
+        """Index of the next slot within the current token."""
         self.last = torch.full((rows,), thinking_steps, device=device)
-        """The token's last step, known after slot 0."""
+        """Last step of the current token, known after slot 0."""
         self.state = torch.zeros_like(like)
-        """Post-norm output of the slot before."""
+        """Post-norm output of the previous slot."""
         self.read_out = torch.zeros_like(like)
-        """What the output matrix will be applied to: of PonderLM-3, the sum so far."""
+        """Input of the output layer; with a router, the partial sum over steps so far."""
         self.steps: Steps | None = None
-        """The token's step distribution, known after slot 0."""
+        """Step distribution of the current token, known after slot 0."""
 
     def add_bias(self, bias: Tensor) -> None:
         """Writes the bias (B, N) of the next N entries of each row."""
         self._write(self.kv.positions(bias.shape[1]), bias)
 
-    def _write(self, places: Tensor, bias: Tensor) -> None:
+    def _write(self, positions: Tensor, bias: Tensor) -> None:
         if self.bias is None:
             self.bias = bias.new_zeros(len(bias), self._capacity)
-        self.bias.scatter_(1, places, bias)
+        self.bias.scatter_(1, positions, bias)
 
     def keep(self, kept: Tensor, bias: Tensor | None) -> None:
-        """Keeps those of the N entries just written that are marked.
+        """Removes the entries that are not marked from the N entries just written.
 
         Args:
-            kept: bool (B, N).
-            bias: of all N as keys (B, N).
+            kept: Bool (B, N), true for entries to keep.
+            bias: Attention bias (B, N) of all N entries as keys.
         """
-        places = self.kv.positions(kept.shape[1])
-        order = self.kv.keep(kept)
+        positions = self.kv.positions(kept.shape[1])
+        order = self.kv.keep(kept)  # (B, N), kept entries first
         if bias is not None:
-            self._write(places, bias.where(kept, 0.0).gather(1, order))  # 0 after the kept ones
+            # reordered like the keys, with 0 after the kept entries
+            self._write(positions, bias.where(kept, 0.0).gather(1, order))
 
     def key_bias(self, num_new: int) -> Tensor | None:
-        """Returns the bias (B, N) of all entries, with those to be written."""
+        """Returns the bias (B, N) of all entries, including ``num_new`` that follow."""
         return None if self.bias is None else self.bias[:, : self.kv.longest + num_new]
 
     def select(self, rows: Tensor) -> None:
@@ -92,26 +92,25 @@ def new_cache(network: SlotNetwork, rows: int, num_tokens: int) -> SlotCache:
 def advance(
     network: SlotNetwork, cache: SlotCache, tokens: Tensor, active: Tensor | None = None
 ) -> Tensor:
-    """Computes the next slot of each row, and returns which tokens are through (B,) bool.
+    """Computes the next slot of each row and returns the mask of completed tokens (B,) bool.
 
-    Of those, ``cache.read_out`` is what the output matrix is applied to.
+    ``cache.read_out`` holds the input of the output layer for completed tokens.
 
     Args:
-        network: in eval mode.
-        cache: changed in place.
-        tokens: (B,) int64, the token that each row is at.
-        active: (B,) bool, rows to advance; None: all. The others stay as they are.
+        network: The network in eval mode.
+        cache: Cache, updated in place.
+        tokens: (B,) int64, current token of each row.
+        active: (B,) bool, rows to advance. Defaults to all; the others keep their state.
     """
-    first = cache.slot == 0
+    first = cache.slot == 0  # (B,), slot 0 reads the embedding, others the previous output
     x = torch.where(first[:, None], network.embed(tokens, tokens), cache.state)  # (B, D)
     h = _slot(network, cache, x.to(cache.state.dtype))  # (B, D)
     if active is None:
         cache.kv.advance(1)
         active = torch.ones_like(first)
     else:
-        cache.kv.advance(active.long())
-    fresh = first & active
-    _route(network, cache, h, fresh)
+        cache.kv.advance(active.long())  # entries of inactive rows will be overwritten
+    _route(network, cache, h, first & active)
     cache.read_out = torch.where(active[:, None], _read_out(cache, h), cache.read_out)
     cache.state = torch.where(active[:, None], h, cache.state)
     ready = active & (cache.slot == cache.last)
@@ -121,8 +120,9 @@ def advance(
 
 
 def _slot(network: SlotNetwork, cache: SlotCache, x: Tensor) -> Tensor:
-    """Returns the output (B, D) of the slot that each row is at, for its input (B, D)."""
-    if cache.steps is not None:  # the bias of slot 0 is 0, whatever the token before has left
+    """Returns the output (B, D) of each row's next slot for its input (B, D)."""
+    if cache.steps is not None:
+        # ``steps`` is the previous token's at slot 0, but the bias of slot 0 is always 0
         cache.add_bias(network.slot_bias(cache.steps).gather(1, cache.slot[:, None]))  # (B, 1)
     h: Tensor = network.run(
         x[:, None],
@@ -134,15 +134,15 @@ def _slot(network: SlotNetwork, cache: SlotCache, x: Tensor) -> Tensor:
     return h[:, 0].to(cache.state.dtype)
 
 
-def _route(network: SlotNetwork, cache: SlotCache, h: Tensor, fresh: Tensor) -> None:
-    """Sets the step distribution of the rows that have just computed slot 0."""
+def _route(network: SlotNetwork, cache: SlotCache, h: Tensor, first: Tensor) -> None:
+    """Sets the step distribution of the rows in ``first`` (B,), which have just computed slot 0."""
     steps = network.route(h)
     if steps is None:
         return
     before = steps if cache.steps is None else cache.steps
     cache.steps = Steps(
         *(
-            torch.where(fresh if new.dim() == 1 else fresh[:, None], new, old)
+            torch.where(first if new.dim() == 1 else first[:, None], new, old)
             for new, old in zip(steps, before, strict=True)
         )
     )
@@ -150,10 +150,10 @@ def _route(network: SlotNetwork, cache: SlotCache, h: Tensor, fresh: Tensor) -> 
 
 
 def _read_out(cache: SlotCache, h: Tensor) -> Tensor:
-    """Returns the sum of the token's states so far; without a router, the latest state."""
+    """Returns the partial sum of s_k h_k of the token, or the latest state without a router."""
     if cache.steps is None:
         return h
-    share = cache.steps.log_steps.gather(1, cache.slot[:, None]).exp().to(h.dtype)  # s_k (B, 1)
+    share = cache.steps.log_steps.gather(1, cache.slot[:, None]).exp().to(h.dtype)  # (B, 1), s_k
     before = torch.where((cache.slot == 0)[:, None], 0.0, cache.read_out)
     return before + share * h
 
@@ -164,16 +164,16 @@ def read_prompt(
     """Reads right-padded prompts (B, P) up to ``lengths`` (B,) into an empty cache.
 
     Args:
-        network: in eval mode.
-        cache: as ``new_cache`` makes it.
-        prompts: int64.
-        lengths: int64, tokens to read, at least 0.
-        how: 'sequential', or 'jacobi': all tokens at once by ``eval_iterations``.
+        network: The network in eval mode.
+        cache: Cache from ``new_cache``.
+        prompts: int64 (B, P).
+        lengths: int64 (B,), number of tokens to read, which may be 0.
+        how: 'sequential', or 'jacobi' to read all tokens in parallel with ``eval_iterations``.
     """
     if how == "sequential":
         while bool((active := cache.token < lengths).any()):
-            place = cache.token.clamp(max=prompts.shape[1] - 1)[:, None]
-            advance(network, cache, prompts.gather(1, place)[:, 0], active)
+            index = cache.token.clamp(max=prompts.shape[1] - 1)[:, None]  # (B, 1)
+            advance(network, cache, prompts.gather(1, index)[:, 0], active)
     else:
         _read_in_parallel(network, cache, prompts, lengths)
 
@@ -183,9 +183,9 @@ def _read_in_parallel(
 ) -> None:
     pondered = network(prompts, network.config.eval_iterations, cache.kv)
     slots = torch.arange(pondered.states.shape[2], device=prompts.device)
-    places = torch.arange(prompts.shape[1], device=prompts.device)
-    kept = (slots <= pondered.executed[..., None]) & (places < lengths[:, None])[..., None]
-    # (B, T, K+1), flattened to the order of the cache's entries
+    tokens = torch.arange(prompts.shape[1], device=prompts.device)
+    # (B, P, K+1): executed slots of real tokens, flattened below to the order of the cache
+    kept = (slots <= pondered.executed[..., None]) & (tokens < lengths[:, None])[..., None]
     steps = pondered.steps
     bias = None if steps is None else network.slot_bias(steps).flatten(1)  # (B, P (K+1))
     cache.keep(kept.flatten(1), bias)
@@ -195,20 +195,21 @@ def _read_in_parallel(
 def read_text(
     network: SlotNetwork, tokens: Tensor, lengths: Tensor, cache: SlotCache | None = None
 ) -> Pondered:
-    """Returns what ``network(tokens)`` does at the fixed point, slot by slot.
+    """Returns the output of ``network(tokens)`` at the fixed point, computed slot by slot.
 
-    States of slots that are skipped, and of tokens after a row's length, are zero.
+    States of skipped slots and of padding are zero.
 
     Args:
-        network: in eval mode.
-        tokens: (B, T), padded on the right.
-        lengths: int64 (B,).
-        cache: earlier tokens, with room for these, which are added; None: there are none.
+        network: The network in eval mode.
+        tokens: int64 (B, T), padded on the right.
+        lengths: int64 (B,), number of tokens of each row.
+        cache: Cache of earlier tokens with room for these, which are appended. Defaults to an empty
+            one.
     """
     rows, num_tokens = tokens.shape
     num_slots = network.config.thinking_steps + 1
     cache = new_cache(network, rows, num_tokens) if cache is None else cache
-    first = cache.token  # (B,), its index in the whole text
+    first = cache.token  # (B,), index of the first of these tokens in the text
     like = cache.state
     states = like.new_zeros(rows, num_tokens, num_slots, like.shape[1])
     read_out = like.new_zeros(rows, num_tokens, like.shape[1])
@@ -223,6 +224,6 @@ def read_text(
         executed[row[ready], token[ready]] = slot[ready]
         if cache.steps is not None:
             steps = steps or [x.new_zeros(rows, num_tokens, *x.shape[1:]) for x in cache.steps]
-            for whole, now in zip(steps, cache.steps, strict=True):
-                whole[row[ready], token[ready]] = now[ready]
+            for total, current in zip(steps, cache.steps, strict=True):
+                total[row[ready], token[ready]] = current[ready]
     return Pondered(states, None if steps is None else Steps(*steps), read_out, executed)

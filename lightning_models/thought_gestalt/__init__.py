@@ -1,13 +1,13 @@
-"""Thought Gestalt: language modelling sentence by sentence, through a memory of sentence vectors.
+"""Thought Gestalt: language modelling sentence by sentence with a memory of sentence vectors.
 
 =========================================================  ======================================
-paper (*Modeling Language as a Sequence of Thoughts*)      where
+paper (*Modeling Language as a Sequence of Thoughts*)      code
 =========================================================  ======================================
 s_t = W_sent H_EOS after layer l_s                         ``network.SentenceHead``
 K_M = [s] + P, V_M = [s]; sinusoidal P on keys only        ``memory.SentenceMemory``
 cross-attention, scaled by the gate g_mem                  ``memory.MemoryAttention``
 gradients through memory, or detached (Table 1)            ``network.ThoughtGestaltNetwork.run``
-where streams, and with them gradients, begin              ``datamodules.sentences.streams``
+starts of streams, and so of gradients                     ``datamodules.sentences.streams``
 context seeding, X_BOS <- s_{t-1}                          ``network.ThoughtGestaltNetwork``
 alternating, serial and parallel layers (Table 1)          ``network.GestaltBlock``
 the sentence tensor of 67 slots, its padding left out      ``packing.pack``

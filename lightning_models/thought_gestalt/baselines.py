@@ -1,4 +1,4 @@
-"""GPT-2 with gist masking: earlier sentences are read through their last tokens only (3.3)."""
+"""GPT-2 with gist masking: only the last tokens of earlier sentences are visible (3.3)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,13 @@ from lightning_models.transformer.network import TransformerConfig, TransformerN
 
 @dataclass(frozen=True, kw_only=True)
 class GistConfig(TransformerConfig):
-    """A plain decoder on sentences between boundary tokens: BOS, EOS and EOD are its last ids.
+    """A plain decoder on sentences with boundary tokens; BOS, EOS and EOD are the last three ids.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     def __post_init__(self) -> None:
-        """Checks that there are boundary tokens, and no second mask."""
         super().__post_init__()
         if self.vocab_size < 4:
             raise ValueError(
@@ -35,43 +34,43 @@ class GistConfig(TransformerConfig):
 
     @property
     def eos_id(self) -> int:
-        """The token that ends a sentence."""
+        """Id of EOS, the last token of a sentence."""
         return self.vocab_size - 2
 
 
-def gist_mask(ends: Tensor, places: Tensor) -> Tensor:
-    """Returns which keys the queries may see, bool (B, 1, T, N).
+def gist_mask(ends: Tensor, positions: Tensor) -> Tensor:
+    """Returns the attention mask, bool (B, 1, T, N), true for visible keys.
 
-    A token sees itself and what is before it of its own sentence, and of earlier sentences the
-    last token, EOS.
+    A token attends to itself, the earlier tokens of the same sentence, and the last token (EOS) of
+    each earlier sentence.
 
     Args:
-        ends: bool (B, N), the tokens that are EOS.
-        places: int64 (T,) or (B, T), where the queries stand among the keys.
+        ends: Bool (B, N), true for keys that are EOS.
+        positions: int64 (T,) or (B, T), indices of the queries among the keys.
     """
-    places = places.expand(len(ends), -1)
-    sentence = ends.cumsum(dim=1) - ends.long()  # of each token; EOS belongs to what it ends
-    own = sentence.gather(1, places)[..., None]
-    before = torch.arange(ends.shape[1], device=ends.device) <= places[..., None]
-    return (before & ((sentence[:, None] == own) | ends[:, None]))[:, None]
+    positions = positions.expand(len(ends), -1)  # (B, T)
+    # (B, N), index of each key's sentence; EOS belongs to the sentence that it ends
+    sentence = ends.cumsum(dim=1) - ends.long()
+    query_sentence = sentence.gather(1, positions)[..., None]  # (B, T, 1)
+    causal = torch.arange(ends.shape[1], device=ends.device) <= positions[..., None]  # (B, T, N)
+    return (causal & ((sentence[:, None] == query_sentence) | ends[:, None]))[:, None]
 
 
 class GistCache(KVCache):
-    """A KV cache that knows which of its entries end a sentence."""
+    """A KV cache that marks the entries that end a sentence."""
 
     def __init__(
         self, num_layers: int, batch: int, capacity: int, device: torch.device | str | None = None
     ) -> None:
-        """Allows for ``capacity`` entries a row."""
         super().__init__(num_layers, batch, capacity, device)
         self.ends = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
-        """Bool (B, capacity): entries that are EOS; after a row's length it means nothing."""
+        """Bool (B, capacity): true for entries that are EOS; undefined after the end of a row."""
 
     def append_ends(self, ends: Tensor) -> Tensor:
-        """Notes which of T new tokens (B, T) are EOS; returns what they may see (B, 1, T, N)."""
-        places = self.positions(ends.shape[1])
-        self.ends.scatter_(1, places, ends)
-        return gist_mask(self.ends[:, : self.longest + ends.shape[1]], places)
+        """Stores which of T new tokens (B, T) are EOS and returns their mask (B, 1, T, N)."""
+        positions = self.positions(ends.shape[1])
+        self.ends.scatter_(1, positions, ends)
+        return gist_mask(self.ends[:, : self.longest + ends.shape[1]], positions)
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
@@ -84,7 +83,7 @@ class GistNetwork(TransformerNetwork):
     config: GistConfig
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Returns the normed states (B, T, D) of ``tokens`` (B, T); see TransformerNetwork."""
+        """Returns the normed states (B, T, D) of ``tokens`` (B, T), see ``TransformerNetwork``."""
         ends = tokens == self.config.eos_id
         if cache is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -99,20 +98,20 @@ class GistNetwork(TransformerNetwork):
 
 
 class GistLM(TransformerLM):
-    """GPT-2 whose attention is as narrow as Thought Gestalt's, without its recurrence (3.3).
+    """GPT-2 with the attention bottleneck of Thought Gestalt but without its recurrence (3.3).
 
-    It reads flat windows of marked sentences in one pass (Mu et al. 2023, *Learning to compress
-    prompts with gist tokens*, masks attention in this way). Two choices that the paper leaves open:
+    It reads flat windows of sentences with boundary tokens in one pass, under the mask of Mu et al.
+    2023 (*Learning to compress prompts with gist tokens*). The paper leaves two choices open:
 
-    - Documents follow each other in a window as in the GPT-2 baseline. No mask keeps them apart:
-      ends of sentences are also read where they belong to an earlier document of the window.
-    - ``flops_per_token`` is that of the plain decoder. The mask hides pairs of tokens, but kernels
-      that take a mask compute all of them.
+    - Documents follow each other in a window, as in the GPT-2 baseline, without a mask between
+      them: sentence ends of earlier documents in the window are visible too.
+    - ``flops_per_token`` equals the plain decoder's. The mask hides pairs of tokens, but kernels
+      with a mask compute all of them.
 
     Args:
-        config: shape and style of the network.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape and style of the network.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: GistConfig
@@ -130,7 +129,7 @@ class GistLM(TransformerLM):
         return GistNetwork(self.config)
 
     def states(self, batch: dict[str, Any], *options: Any) -> Tensor:
-        # Which sentence a token is in follows from its place in the cache: no branches in a row.
+        # The sentence of a token follows from its index in the cache: no branches within a row.
         if "prefix" not in batch:
             return super().states(batch, *options)
         cache = self.init_cache(batch["prefix"], batch["prefix_lengths"], batch["tokens"].shape[1])

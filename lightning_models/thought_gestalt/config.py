@@ -1,4 +1,4 @@
-"""The dials of Thought Gestalt."""
+"""Configuration of Thought Gestalt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ Memory = Literal["differentiable", "detached", "none", "in_context"]
 class ThoughtGestaltConfig(DecoderConfig):
     """A GPT-2 style decoder that reads a document sentence by sentence.
 
-    ``block_size`` counts the slots of a sentence tensor: BOS, 64 tokens, EOD, EOS make 67.
+    ``block_size`` is the number of slots of a sentence tensor: BOS, 64 tokens, EOD and EOS are 67.
 
     Raises:
-        ValueError: if a value is out of its range; the message names key, value and cure.
+        ValueError: If a value is out of its range; the message names key, value and cure.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"memory_size": "M"}
@@ -25,39 +25,38 @@ class ThoughtGestaltConfig(DecoderConfig):
     attention_dropout: float = 0.2
     """Dropout on attention weights, within sentences and over memory (App. B.2)."""
     layer_type: LayerType = "alternate"
-    """alternate: odd layers (1-based) attend within the sentence, even ones to memory; serial: both
-    in every layer, one after the other; parallel: both in every layer, summed (Table 1)."""
+    """Layers (Table 1). With alternate, odd layers (1-based) attend within the sentence and even
+    ones to memory; every layer does both in turn with serial, and sums both with parallel."""
     sentence_layer: int = 7
     """l_s, layer (1-based) after which the state at EOS becomes the sentence vector."""
     sentence_head_depth: int = 1
-    """Linear layers of the sentence head W_sent; more than one: with GELU and dropout between."""
+    """Number of linear layers of the sentence head W_sent, with GELU and dropout in between."""
     memory: Memory = "differentiable"
-    """differentiable: gradients flow through memory; detached: they stop where it is written; none:
-    self-attention in place of every cross-attention; in_context: sentence vectors stand before
-    the sentence's tokens, and self-attention reads both (Table 1)."""
+    """Memory (Table 1). Gradients flow through it with differentiable and stop at its input with
+    detached. none replaces every cross-attention by self-attention, and in_context prepends the
+    sentence vectors to the tokens, so that self-attention reads both."""
     memory_size: int = 40
-    """M, sentence vectors that are remembered."""
+    """M, number of sentence vectors in memory."""
     context_seeding: bool = True
-    """Whether the previous sentence's vector takes the place of BOS."""
+    """Whether the vector of the previous sentence replaces the embedding of BOS."""
     gate_init: float = 1.0
     """Initial value of the scalar gates g_mem on cross-attention."""
     token_dropout: float = 0.15
-    """Probability of zeroing the embedding of a content token, when warmed in."""
+    """Probability of zeroing the embedding of a content token, after the warm-in."""
     sentence_dropout: float = 0.15
-    """Dropout on the state at EOS before the sentence head, when warmed in."""
+    """Dropout on the state at EOS before the sentence head, after the warm-in."""
     warm_in: tuple[float, float] = (2000, 7000)
-    """Sentence steps from which these two dropouts have half, and their full rate. Numbers up to 1
-    are fractions of the run's optimiser steps."""
+    """Sentence steps at which these two dropouts reach half and full rate. Values up to 1 are
+    fractions of the run's optimiser steps."""
     eos_weight: float = 0.05
-    """Weight of EOS targets in the training loss, after the first eos_weight_epochs."""
+    """Weight of EOS targets in the training loss after the first eos_weight_epochs."""
     eos_weight_epochs: int = 1
-    """Epochs in which EOS targets weigh as much as others."""
+    """Number of initial epochs in which EOS targets have weight 1."""
     checkpoint_sentences: bool = False
-    """Whether the backward pass recomputes each sentence step: what is kept then grows with
-    the number of sentences, not of tokens."""
+    """Whether the backward pass recomputes each sentence step, so that memory grows with the number
+    of sentences instead of tokens."""
 
     def __post_init__(self) -> None:
-        """Checks the dials besides what every decoder checks."""
         object.__setattr__(self, "warm_in", tuple(self.warm_in))
         super().__post_init__()
         if not 1 <= self.sentence_layer <= self.num_layers:
@@ -72,7 +71,9 @@ class ThoughtGestaltConfig(DecoderConfig):
             if not 0.0 <= getattr(self, key) < 1.0:
                 raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
         if len(self.warm_in) != 2 or not 0 <= self.warm_in[0] <= self.warm_in[1]:
-            raise ValueError(f"warm_in ({list(self.warm_in)}) must be two numbers, the later last")
+            raise ValueError(
+                f"warm_in ({list(self.warm_in)}) must be two numbers in ascending order"
+            )
         if self.layer_type != "alternate" and self.memory in ("none", "in_context"):
             raise ValueError(
                 f"layer_type ({self.layer_type}) has no effect with memory ({self.memory}), which "
@@ -80,7 +81,7 @@ class ThoughtGestaltConfig(DecoderConfig):
             )
         if self.positions != "learned":
             raise ValueError(
-                f"positions ({self.positions}) must be learned: they number the sentence's slots"
+                f"positions ({self.positions}) must be learned: they are indices in the sentence"
             )
         if self.block_size < 4:
             raise ValueError(
@@ -99,17 +100,17 @@ class ThoughtGestaltConfig(DecoderConfig):
 
     @property
     def bos_id(self) -> int:
-        """Id of BOS, which begins a sentence."""
+        """Id of BOS, the first slot of a sentence."""
         return self.vocab_size - 3
 
     @property
     def eos_id(self) -> int:
-        """Id of EOS, which ends a sentence."""
+        """Id of EOS, the last slot of a sentence."""
         return self.vocab_size - 2
 
     @property
     def eod_id(self) -> int:
-        """Id of EOD, which stands before the EOS of a document's last sentence."""
+        """Id of EOD, which precedes the EOS of a document's last sentence."""
         return self.vocab_size - 1
 
     @property
@@ -122,7 +123,7 @@ class ThoughtGestaltConfig(DecoderConfig):
         return read or self.context_seeding
 
     def reads_memory(self, layer: int) -> bool:
-        """Returns whether layer number ``layer`` (1-based) has cross-attention to memory."""
+        """Returns whether layer ``layer`` (1-based) has cross-attention to memory."""
         if self.memory in ("none", "in_context"):
             return False
         return self.layer_type != "alternate" or layer % 2 == 0

@@ -1,4 +1,4 @@
-"""The working memory: sentence vectors, written and read, and the attention that reads them."""
+"""The working memory of sentence vectors and the cross-attention that reads it."""
 
 import copy
 import math
@@ -15,32 +15,31 @@ from lightning_models.thought_gestalt.packing import Packing
 def slot_positions(size: int, dim: int, device: torch.device | None = None) -> Tensor:
     """Returns sinusoidal positions (M, D) of memory slots 1 (the oldest) to M.
 
-    Channel 2 i has sin(m / 10000^(2 i / D)), channel 2 i + 1 the cosine (Vaswani et al. 2017).
+    Channel 2 i is sin(m / 10000^(2 i / D)), channel 2 i + 1 the cosine (Vaswani et al. 2017).
     """
-    place = torch.arange(1, size + 1, device=device, dtype=torch.float32)[:, None]  # (M, 1)
+    slot = torch.arange(1, size + 1, device=device, dtype=torch.float32)[:, None]  # (M, 1)
     rate = torch.exp(
         torch.arange(0, dim, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / dim)
     )
     table = torch.zeros(size, dim, device=device)
-    table[:, 0::2] = (place * rate).sin()
-    table[:, 1::2] = (place * rate).cos()[:, : dim // 2]
+    table[:, 0::2] = (slot * rate).sin()
+    table[:, 1::2] = (slot * rate).cos()[:, : dim // 2]  # one fewer than sines if D is odd
     return table
 
 
 class MemoryAttention(nn.Module):
     """Cross-attention of tokens to sentence vectors, scaled by a scalar gate g_mem.
 
-    A sentence vector is projected once, when it is written: (s + P) W_K = s W_K + P W_K, and the
-    second summand, which depends on the slot only, is added when it is read. W_K has no bias: it
-    would add the same to all scores of a query.
+    A sentence vector is projected once, when it is written. Since (s + P) W_K = s W_K + P W_K, the
+    second term, which depends on the slot alone, can be added when the vector is read. W_K has no
+    bias, which would add the same constant to all scores of a query.
 
     Records ``memory_attention``: ``layer`` (int, 1-based), ``gate`` (g_mem, a scalar) and
-    ``weights`` (P, M_t): how a sentence step's packed slots weigh the sentences in memory, oldest
-    first, mean over heads, before dropout; float32 or better.
+    ``weights`` (P, M_t), the attention weights of a step's packed slots over the sentences in
+    memory, oldest first, averaged over heads, before dropout; float32 or better.
     """
 
     def __init__(self, config: DecoderConfig, gate: float, layer: int) -> None:
-        """Builds the projections of layer ``layer``; ``gate`` is the initial value of g_mem."""
         super().__init__()
         self.layer = layer
         self.num_heads = config.num_heads
@@ -53,7 +52,7 @@ class MemoryAttention(nn.Module):
         self.gate = nn.Parameter(torch.full((1,), float(gate)))  # (1,): FSDP2 takes no 0-d tensors
 
     def project(self, sentences: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns key and value (A, D) of sentence vectors (A, D), positions left out."""
+        """Returns keys and values (A, D) of sentence vectors (A, D), without positions."""
         return self.key(sentences), self.value(sentences)
 
     def project_positions(self, positions: Tensor) -> Tensor:
@@ -68,15 +67,15 @@ class MemoryAttention(nn.Module):
         values: Tensor,
         written: Tensor | None = None,
     ) -> Tensor:
-        """Returns g_mem times what the slots (P, D) read from memory.
+        """Returns the attention output (P, D) of the slots over memory, times g_mem.
 
         Args:
-            x: normed slots (P, D).
-            packing: where they stand.
-            keys: (A, M, D), positions included.
-            values: (A, M, D).
-            written: bool (A, M), of which slots of memory there are any; None: all. Rows without
-                any add nothing. With it, nothing is recorded.
+            x: Normed slots (P, D).
+            packing: Packing of the slots.
+            keys: Keys (A, M, D), including positions.
+            values: Values (A, M, D).
+            written: Bool (A, M), true for memory slots that hold a vector. The output is zero in
+                rows without any, and nothing is recorded. Defaults to all slots.
         """
         grid = packing.to_grid(self.query(x))  # (P, D) -> (A, U, D)
         # (A, H, U, C) and twice (A, H, M, C)
@@ -91,13 +90,16 @@ class MemoryAttention(nn.Module):
         read = self.gate[0] * self.out(packing.from_grid(join_heads(heads)))
         if written is None:
             return read
-        # (P,): slots of rows whose memory is empty
-        empty = ~written.any(dim=1)[packing.cell // packing.width]
+        # With all keys masked the output is meaningless, so rows with an empty memory read zero.
+        empty = ~written.any(dim=1)[packing.cell // packing.width]  # (A,) -> (P,)
         return read.masked_fill(empty[:, None], 0.0)
 
 
 def _mean_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Returns the attention weights (A, U, M) of (A, H, U, C) to (A, H, M, C), mean over heads."""
+    """Returns attention weights (A, U, M), averaged over heads, for q (A, H, U, C), k (A, H, M, C).
+
+    Computed in float32 or better.
+    """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
         scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / math.sqrt(q.shape[-1])  # (A, H, U, M)
@@ -105,15 +107,15 @@ def _mean_weights(q: Tensor, k: Tensor) -> Tensor:
 
 
 class SentenceMemory:
-    """First in, first out: the latest M sentence vectors of every stream, graph and all.
+    """First-in, first-out memory of the latest M sentence vectors of every stream, with graph.
 
-    All streams of a batch begin together, so all that have a t-th sentence have written equally
-    many; streams that end leave from the back (they are sorted by length).
+    All streams of a batch begin together and are sorted by length. Streams with a t-th sentence
+    have therefore written the same number of vectors, and streams that end are the last rows.
 
     Args:
-        readers: the layers that read; each keeps its own projection of every sentence.
-        size: M.
-        positions: (M, D), of slots 1 to M.
+        readers: The layers that read, each with a separate projection of every sentence.
+        size: M, the number of sentences to keep.
+        positions: Sinusoidal positions (M, D) of slots 1 to M.
     """
 
     def __init__(self, readers: Sequence[MemoryAttention], size: int, positions: Tensor) -> None:
@@ -127,7 +129,7 @@ class SentenceMemory:
         """The latest M vectors (A, D) each, oldest first."""
 
     def write(self, sentences: Tensor) -> None:
-        """Adds the vectors (A, D) of a sentence step, projected once for every reader."""
+        """Appends the vectors (A, D) of a sentence step and projects them for every reader."""
         self.latest = sentences
         self.vectors = [*self.vectors, sentences][-self._size :]
         for reader, entries in zip(self._readers, self._entries, strict=True):
@@ -135,7 +137,7 @@ class SentenceMemory:
             del entries[: -self._size]
 
     def select(self, streams: Tensor) -> None:
-        """Goes on with ``streams`` (A,), int64 indices; several may go on from one."""
+        """Selects the rows ``streams`` (A,), int64 indices, which may repeat."""
         if self.latest is not None:
             self.latest = self.latest[streams]
         self.vectors = [vector[streams] for vector in self.vectors]
@@ -144,16 +146,17 @@ class SentenceMemory:
         ]
 
     def view(self) -> "SentenceMemory":
-        """Returns the memory as it is now, for a computation that is repeated later."""
+        """Returns a snapshot of the memory, for recomputation in the backward pass."""
         copied = copy.copy(self)
         copied._entries = [list(entries) for entries in self._entries]
         return copied
 
     def read(self, reader: int, rows: int) -> tuple[Tensor, Tensor] | None:
-        """Returns keys and values (A, M_t, D) of the first ``rows`` streams; None if empty."""
+        """Returns keys and values (A, M_t, D) of the first ``rows`` streams, or None if empty."""
         entries = self._entries[reader]
         if not entries:
             return None
+        # rows of streams that have ended since are cut off
         keys = torch.stack([key[:rows] for key, _ in entries], dim=1)  # (A, M_t, D)
         values = torch.stack([value[:rows] for _, value in entries], dim=1)
         return keys + self._position_keys[reader][: len(entries)].to(keys.dtype), values

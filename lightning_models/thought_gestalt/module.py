@@ -25,23 +25,23 @@ from lightning_models.thought_gestalt.network import ThoughtGestaltNetwork
 from lightning_models.thought_gestalt.packing import EOD, EOS, LEXICAL, SentenceStep, pack
 
 KINDS = {"lexical": LEXICAL, "eos": EOS, "eod": EOD}
-"""Kinds of targets, as ``step_normalisers`` and statistics call them."""
+"""Classes of targets by their name in ``step_normalisers`` and statistics."""
 
 SENTENCE_SLOTS = 27
-"""Slots of a sentence of average length: about 25 tokens (section 2.2), BOS and EOS."""
+"""Slots of an average sentence: about 25 tokens (section 2.2), BOS and EOS."""
 
 
 class ThoughtGestaltLM(LanguageModel):
-    """Decoder of one sentence at a time that reads vectors of the earlier ones.
+    """Decoder that processes one sentence at a time and attends to vectors of earlier sentences.
 
     *Modeling Language as a Sequence of Thoughts* (Borazjanizadeh and McClelland).
-    Takes batches of sentences: ``tokens`` (B, S, U), ``lengths`` and ``is_last`` (B, S),
-    ``targets`` (B, S, U); in training ``sentence_steps`` too, the most that any rank has.
+    Batches hold ``tokens`` and ``targets`` (B, S, U), ``lengths`` and ``is_last`` (B, S), and in
+    training ``sentence_steps``, the maximum number of sentence steps over ranks.
 
     Args:
-        config: shape of the network, memory, dropouts and their schedule.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network's blocks with torch.compile (in place).
+        config: Shape of the network, memory, dropouts and their schedule.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network's blocks with torch.compile (in place).
     """
 
     reads = "sentences"
@@ -57,11 +57,11 @@ class ThoughtGestaltLM(LanguageModel):
     ) -> None:
         super().__init__(config, optimizer, compile)
         self.sentence_steps = 0
-        """Sentence steps of training so far, over all batches; the same on all ranks."""
+        """Number of sentence steps trained so far, the same on all ranks."""
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether ``score`` reads the sentences that several streams begin with once."""
+        """Whether ``score`` computes sentences shared by several streams only once."""
         return not self.compile_network
 
     def build_network(self) -> ThoughtGestaltNetwork:
@@ -70,27 +70,27 @@ class ThoughtGestaltLM(LanguageModel):
     # ---- training
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
-        """Returns the cross-entropy of all targets, those of EOS at their weight (section 2.3).
+        """Returns the cross-entropy of all targets, with EOS targets weighted (section 2.3).
 
         In training it also counts the sentence steps. Statistics: ``lexical_loss``, ``eos_loss``
-        and ``eod_loss``, nats per target of that kind, unweighted, and ``sentence_steps``, those of
-        training so far (what is logged is the mean over the optimiser step's micro-batches).
+        and ``eod_loss``, unweighted nats per target of each class, and ``sentence_steps``, the
+        number trained so far (logged as the mean over the micro-batches of an optimiser step).
 
         Records ``sentences``: ``vectors``, a list of the sentence vectors (A, D) of every sentence
         step, and ``nll``, a list of the summed losses of each step's targets in nats, both part of
-        the graph. With ``memory: detached`` what is read later are detached copies: the loss of a
-        later step does not depend on the vectors then. Without memory there are none.
+        the graph. With ``memory: detached`` later steps read detached copies, so their losses do
+        not depend on the vectors. Without memory there are no vectors.
         """
         steps = self._steps(batch)
         weights = self._target_weights()
         total, sums = self._losses(steps, self._dropout_shares(batch, len(steps)), weights)
         if len(steps) < 2 and torch.is_grad_enabled():
-            # nothing was read from memory; DDP waits for a gradient of every parameter
+            # Memory was not read, but DDP waits for a gradient of every parameter.
             idle = [p.sum() for p in self.network.parameters() if p.requires_grad]
             total = total + 0.0 * torch.stack(idle).sum()
         counts = _kind_counts(steps, self.device)
-        # NOTE(paper): what the weighted sum is divided by is not published. Here it is the sum of
-        # the weights, so that the loss stays a mean when EOS targets begin to weigh less.
+        # NOTE(paper): the normaliser of the weighted sum is not published. Here it is the sum of
+        # the weights, so that the loss stays a mean when the weight of EOS targets changes.
         normaliser = (counts * weights).sum()
         over = {name: self._weight(name) for name in KINDS}
         stats: dict[str, Tensor | Mean] = {
@@ -102,11 +102,11 @@ class ThoughtGestaltLM(LanguageModel):
     def _losses(
         self, steps: list[SentenceStep], shares: list[float], weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the weighted sum over all targets, with its graph, and each kind's sum (3,)."""
+        """Returns the weighted sum over all targets, with its graph, and the sum (3,) by class."""
         matrix = self.network.output_matrix
 
         def consume(step: SentenceStep, h: Tensor) -> tuple[Tensor, Tensor]:
-            """Returns the losses of a step's states (P, D): the weighted sum, each kind's sum."""
+            """Returns the weighted sum of a step's losses and the sum by class."""
             return _kind_losses(h, matrix, step.targets, step.target_kind, weights)
 
         if not steps:
@@ -134,37 +134,36 @@ class ThoughtGestaltLM(LanguageModel):
         return pack(*sentences, slots, batch.get("targets"), batch.get("owners"))[0]
 
     def _weight(self, kind: str) -> float:
-        """Returns the weight of a kind of targets in the current epoch."""
+        """Returns the weight of a class of targets in the current epoch."""
         if kind != "eos" or self._trainer is None:
             return 1.0
         early = self._trainer.current_epoch < self.config.eos_weight_epochs
         return 1.0 if early else self.config.eos_weight
 
     def _target_weights(self) -> Tensor:
-        """Returns the weights (3,) of the kinds of targets."""
-        weights = {number: self._weight(name) for name, number in KINDS.items()}
-        values = [weights[number] for number in sorted(weights)]
+        """Returns the weights (3,) of the classes of targets."""
+        weights = {index: self._weight(name) for name, index in KINDS.items()}
+        values = [weights[index] for index in sorted(weights)]
         return on_device(values, self.device, torch.float32)
 
     # ---- the warm-in of token and sentence dropout
 
-    def _dropout_shares(self, batch: dict[str, Any], number: int) -> list[float]:
-        """Returns the share of each of a batch's ``number`` sentence steps, and counts them.
+    def _dropout_shares(self, batch: dict[str, Any], num_steps: int) -> list[float]:
+        """Returns the dropout share of each sentence step of a batch, and counts the steps.
 
-        Only where the model trains: elsewhere nothing is counted and no share is asked for.
+        Outside of training nothing is counted and the list is empty.
         """
         if not (self.training and torch.is_grad_enabled()):
             return []
         first = self.sentence_steps
-        self.sentence_steps += int(batch.get("sentence_steps", number))
+        self.sentence_steps += int(batch.get("sentence_steps", num_steps))
         half, full = self.config.warm_in
-        done: list[float] = [*range(first, first + number)]
-        if full <= 1:
-            done = [self.progress(f"warm_in ({list(self.config.warm_in)})")] * number
+        done: list[float] = [*range(first, first + num_steps)]
+        if full <= 1:  # fractions of the run
+            done = [self.progress(f"warm_in ({list(self.config.warm_in)})")] * num_steps
         return [0.5 * (step >= half) + 0.5 * (step >= full) for step in done]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the sentence steps so far to what the base saves."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["sentence_steps"] = self.sentence_steps
 
@@ -182,12 +181,13 @@ class ThoughtGestaltLM(LanguageModel):
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns exact log-probabilities of the targets of whole documents.
 
-        ``owners`` in the batch, lists (B, S), say whose sentences without a target are computed for
-        which streams (see ``packing.pack``): streams that begin alike share their memory so far.
-        One sentence step's states are held at a time, and no graph where no gradient is asked for.
-        Records ``entropy``: ``entropy`` (B, S, U) of the next-token distributions in nats, nan
-        where no slot is used; ``greedy``: ``greedy`` (B, S, U) bool, whether a target is the most
-        likely token.
+        ``owners`` in the batch, lists (B, S), let streams that begin alike share the computation of
+        sentences without targets (see ``packing.pack``). Only the states of one sentence step are
+        held at a time.
+
+        Records ``entropy``: ``entropy`` (B, S, U) of the next-token distributions in nats, nan in
+        unused slots; ``greedy``: ``greedy`` (B, S, U) bool, whether a target is the most likely
+        token.
         """
         targets, matrix = batch["targets"], self.network.output_matrix
         dtype = torch.promote_types(matrix.dtype, torch.float32)
@@ -200,10 +200,10 @@ class ThoughtGestaltLM(LanguageModel):
             """Writes the scores of a step's states (P, D) to their slots."""
             if wants("entropy"):
                 entropy[step.source] = token_entropies(h, matrix)
-            found = token_scores(h, matrix, step.targets, below, step.num_targets)
-            log_prob[step.source] = found.log_prob
-            if found.greedy is not None:
-                greedy[step.source] = found.greedy
+            result = token_scores(h, matrix, step.targets, below, step.num_targets)
+            log_prob[step.source] = result.log_prob  # (P,) -> (B S U,)
+            if result.greedy is not None:
+                greedy[step.source] = result.greedy
 
         for _ in self.network.run(self._steps(batch), (), consume):
             pass
@@ -216,11 +216,11 @@ class ThoughtGestaltLM(LanguageModel):
 
     @property
     def context_limit(self) -> None:
-        """There is no limit: memory forgets, and positions number the slots of one sentence."""
+        """No limit: memory has a fixed size, and positions are indices within a sentence."""
         return
 
     def check_context(self, length: int) -> None:
-        """Accepts any length; how long a sentence may be is for the decoding cache to check."""
+        """Accepts any length, since the decoding cache cuts long sentences."""
 
     def init_cache(
         self,
@@ -229,11 +229,11 @@ class ThoughtGestaltLM(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> GestaltCache:
-        with torch.compiler.set_stance("force_eager"):  # single slots, and caches, in plain code
+        with torch.compiler.set_stance("force_eager"):  # single slots and caches run in eager mode
             return GestaltCache.prefill(self.network, prompts, lengths, max_new_tokens)
 
     def decode_step(self, cache: GestaltCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        # Returns next-token logits (B, V) after ``tokens`` (B,), and which rows are ready.
+        # Returns next-token logits (B, V) after ``tokens`` (B,) and the mask of ready rows.
         with torch.compiler.set_stance("force_eager"):
             h, ready = cache.step(self.network, tokens)
         return (h @ self.network.output_matrix.to(h.dtype).t()).float(), ready
@@ -241,11 +241,11 @@ class ThoughtGestaltLM(LanguageModel):
     # ---- cost
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the FLOPs per slot, BOS and EOS included, of documents of ``context`` slots.
+        """Returns the FLOPs per slot, including BOS and EOS, of documents of ``context`` slots.
 
-        Sentences are taken to have ``SENTENCE_SLOTS`` slots (those of a sentence tensor at most);
-        what is done once a sentence (its vector, and the vector's keys and values) is shared among
-        them. Memory fills up as the document goes on: longer documents read more of it.
+        Assumes sentences of ``SENTENCE_SLOTS`` slots, or ``block_size`` if fewer. The cost of a
+        sentence's vector and its keys and values is divided by its slots. Memory fills up in the
+        course of a document, so longer documents read more of it.
         """
         parts = self.flops_by_part(context)
         forward = sum(parts.values())
@@ -254,14 +254,14 @@ class ThoughtGestaltLM(LanguageModel):
         stack = forward - parts["output"] - self._write_flops()
         if not self.config.checkpoint_sentences:
             return training_flops(forward, stack, self.config)
-        # computed twice: blocks, and the head with its gradients
+        # the backward pass recomputes the blocks, and the output layer with its gradients
         return training_flops(forward + parts["output"], stack, self.config) + stack
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        """Returns the forward FLOPs per slot by what they are spent on, see ``flops_per_token``.
+        """Returns the forward FLOPs per slot by part of the network, see ``flops_per_token``.
 
-        ``cross_attention`` is all that has to do with memory but ``sentence_head``, which makes
-        the vectors: projecting them once for every reader, and reading them.
+        ``sentence_head`` computes the sentence vectors; ``cross_attention`` projects them for every
+        reader and reads them.
         """
         sums: dict[str, float] = {}
         slots, sizes = self._slots, self._memory_sizes(context)
@@ -282,20 +282,20 @@ class ThoughtGestaltLM(LanguageModel):
 
     @property
     def _slots(self) -> int:
-        """Slots of a sentence, for counting."""
+        """Number of slots of a sentence in the FLOP count."""
         return min(SENTENCE_SLOTS, self.config.block_size)
 
     def _memory_sizes(self, context: int) -> list[tuple[int, float]]:
-        """Returns how many sentences of ``context`` slots find m others in memory, by m.
+        """Returns (m, number of sentences that have m others in memory) for a document.
 
-        The last sentence counts in part; there is at least one.
+        The last sentence counts as a fraction. There is at least one sentence.
         """
         sentences, full = max(1.0, context / self._slots), self.config.memory_size
         sizes = [(m, min(1.0, max(0.0, sentences - m))) for m in range(full)]
         return [*sizes, (full, max(0.0, sentences - full))]
 
     def _write_flops(self) -> float:
-        """Returns the FLOPs per slot of making sentence vectors and projecting them for readers."""
+        """Returns the FLOPs per slot of computing and projecting sentence vectors."""
         if self.network.sentence_head is None:
             return 0.0
         flops = linear_flops(self.network.sentence_head)
@@ -307,13 +307,13 @@ class ThoughtGestaltLM(LanguageModel):
 def _kind_losses(
     h: Tensor, matrix: Tensor, targets: Tensor, kinds: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the weighted sum of losses with its graph, and each kind's plain sum (3,)."""
+    """Returns the weighted sum of losses, with its graph, and the unweighted sum (3,) by class."""
     total, each = linear_cross_entropy_each(h, matrix, targets, weights[kinds])
     return total, segment_sum(each, kinds, len(weights))
 
 
 def _kind_counts(steps: list[SentenceStep], device: torch.device) -> Tensor:
-    """Returns how many targets there are of each kind, float64 (3,)."""
+    """Returns the number of targets of each class, float64 (3,)."""
     counts = torch.zeros(len(KINDS), dtype=torch.float64, device=device)
     for step in steps:
         counts.index_add_(0, step.target_kind, (step.targets >= 0).double())

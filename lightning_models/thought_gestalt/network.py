@@ -1,4 +1,4 @@
-"""The stack that decodes sentences and writes them to memory, in pure torch."""
+"""The stack that decodes sentences and writes them to memory, in plain PyTorch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -29,12 +29,12 @@ from lightning_models.thought_gestalt.packing import Packing, SentenceStep
 Result = TypeVar("Result")
 
 BLOCK_VARIANTS = 32
-"""Compiled forms that a block may have: reading memory or not, one stream or many, with or without
-gradients, and so on. More than torch's own limit of 8, after which the rest would run plain."""
+"""Limit on the compiled variants of a block, which differ in memory, number of streams, gradients
+and so on. PyTorch's default of 8 is too low; variants beyond the limit would run in eager mode."""
 
 Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
-"""What decoding does with new keys and values (A, H, U, C): keeps them, and returns all that they
-see, with a mask broadcastable to (A, H, U, N); without one, causality is the mask."""
+"""Appends new keys and values (A, H, U, C) to a decoding cache and returns all visible ones, with a
+mask broadcastable to (A, H, U, N) or None for causal attention."""
 
 
 class PackedSelfAttention(SelfAttention):
@@ -49,26 +49,29 @@ class PackedSelfAttention(SelfAttention):
         dropout, mask = self.dropout if self.training else 0.0, None
         if extend is not None:
             k, v, mask = extend(k, v)
-        # (A, H, U, C) each
-        # what stands after a sentence's end is hidden by causality
+        # (A, H, U, C) each. Empty cells follow a sentence's slots, so causality hides them.
         backend = self.backend if mask is None else "auto"
         heads = attend(q, k, v, causal=mask is None, mask=mask, dropout=dropout, backend=backend)
         return self.out(packing.from_grid(join_heads(heads)))  # (A, H, U, C) -> (A, U, D) -> (P, D)
 
 
 class GestaltBlock(nn.Module):
-    """Self-attention, memory attention, or both, then the feed-forward layer; all pre-norm."""
+    """A pre-norm block of self-attention, memory attention or both, and a feed-forward layer.
+
+    Args:
+        config: Configuration of the network.
+        layer: Index of the layer, 1-based.
+    """
 
     def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
-        """Builds layer number ``layer`` (1-based)."""
         super().__init__()
         self.dim = config.dim
         self.prefixed = config.memory == "in_context"
         reads = config.reads_memory(layer)
-        looks = config.layer_type != "alternate" or not reads
+        attends = config.layer_type != "alternate" or not reads
         self.parallel = config.layer_type == "parallel" and reads
-        self.attention_norm = make_norm(config) if looks else None
-        self.attention = PackedSelfAttention(config) if looks else None
+        self.attention_norm = make_norm(config) if attends else None
+        self.attention = PackedSelfAttention(config) if attends else None
         self.memory_norm = make_norm(config) if reads and not self.parallel else None
         self.memory_attention = MemoryAttention(config, config.gate_init, layer) if reads else None
         self.feed_forward_norm = make_norm(config)
@@ -85,11 +88,11 @@ class GestaltBlock(nn.Module):
         """Returns the slots (P, D) after this block.
 
         Args:
-            x: slots (P, D).
-            packing: where they stand.
-            memory: keys and values (A, M, D) of the sentences before, as MemoryAttention takes
-                them; None: there are none, and reading memory adds nothing.
-            extend: earlier slots of the sentences, when decoding.
+            x: Slots (P, D).
+            packing: Packing of the slots.
+            memory: Keys and values (A, M, D) of earlier sentences, as ``MemoryAttention`` takes
+                them. If None, memory is empty and its attention is skipped.
+            extend: Cache of the sentences' earlier slots, when decoding.
         """
         before = x
         if self.attention is not None and self.attention_norm is not None:
@@ -102,16 +105,16 @@ class GestaltBlock(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
     def flops(self, slots: int, remembered: int) -> dict[str, float]:
-        """Returns the forward FLOPs for a sentence that finds that many vectors in memory, by part.
+        """Returns the forward FLOPs for a sentence, by part, with ``remembered`` vectors in memory.
 
-        ``self_attention`` and ``cross_attention`` (to memory) where the block has them, and
-        ``feed_forward``; what is computed when a vector is written is not the block's.
+        The parts are ``feed_forward`` and, if the block has them, ``self_attention`` and
+        ``cross_attention`` (to memory). The cost of writing a vector is not included.
         """
         rows = slots + remembered * self.prefixed
         flops = {"feed_forward": rows * linear_flops(self.feed_forward)}
         if self.attention is not None:
-            seen = 2.0 * self.dim * rows * (rows + 1)
-            flops["self_attention"] = rows * linear_flops(self.attention) + seen
+            pairs = 2.0 * self.dim * rows * (rows + 1)  # 4 D for each of rows (rows + 1) / 2 pairs
+            flops["self_attention"] = rows * linear_flops(self.attention) + pairs
         reader = self.memory_attention
         if reader is not None and remembered:
             projected = slots * (linear_flops(reader.query) + linear_flops(reader.out))
@@ -120,10 +123,9 @@ class GestaltBlock(nn.Module):
 
 
 class SentenceHead(nn.Module):
-    """From the state at EOS to the sentence vector: W_sent, or an MLP."""
+    """Maps the state at EOS to the sentence vector with W_sent or an MLP."""
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
-        """Builds ``sentence_head_depth`` linear layers."""
         super().__init__()
         depth = config.sentence_head_depth
         layers: list[nn.Module] = []
@@ -132,12 +134,12 @@ class SentenceHead(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(config.dim, config.dim, bias=False))
 
     def forward(self, x: Tensor, dropout: float) -> Tensor:
-        """Returns sentence vectors (A, D) of states at EOS (A, D), dropped out before."""
+        """Returns sentence vectors (A, D) of states at EOS (A, D), to which dropout is applied."""
         return self.layers(F.dropout(x, dropout, self.training))
 
 
 class ThoughtGestaltNetwork(nn.Module):
-    """One stack that is token decoder and sentence encoder."""
+    """A single stack that serves as token decoder and sentence encoder."""
 
     slots: Tensor
 
@@ -155,19 +157,19 @@ class ThoughtGestaltNetwork(nn.Module):
         )
         initialise(self, config)
         if self.sentence_head is not None and not config.trains_sentence_head:
-            # its gradients would end where memory is written: it stays as it was drawn, and DDP
-            # does not wait for them
+            # No loss reaches the head. It keeps its initial weights, and DDP must not wait for its
+            # gradients.
             self.sentence_head.requires_grad_(False)
         sizes = config.memory_size, config.dim
         self.register_buffer("slots", slot_positions(*sizes), persistent=False)
 
     @property
     def output_matrix(self) -> Tensor:
-        """The matrix (V, D) from normed states to logits."""
+        """The output matrix (V, D)."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, steps: Sequence[SentenceStep], dropouts: Sequence[float] = ()) -> Tensor:
-        """Returns the normed states (sum of P, D) of all slots, step after step (see ``run``)."""
+        """Returns the normed states (sum of P, D) of all slots, concatenated over steps."""
         states = list(self.run(steps, dropouts, lambda step, h: h))
         return torch.cat(states) if states else self.slots[:0]
 
@@ -178,19 +180,18 @@ class ThoughtGestaltNetwork(nn.Module):
         consume: Callable[[SentenceStep, Tensor], Result],
         vectors: list[Tensor] | None = None,
     ) -> Iterator[Result]:
-        """Yields what ``consume`` makes of every sentence step: the states of one step at a time.
+        """Processes the sentence steps in order and yields the result of ``consume`` for each.
 
-        Under ``recomputes`` the step and ``consume`` are computed again in the backward pass; until
-        then only its sentence vectors are kept, with their projections for memory.
+        Under ``recomputes`` each step and ``consume`` are recomputed in the backward pass. Until
+        then only the step's sentence vectors and their projections for memory are kept.
 
         Args:
-            steps: sentence steps of a batch, in order (see ``packing.pack``).
-            dropouts: of each step, the share of the full token and sentence dropout, in [0, 1];
-                empty: full.
-            consume: function of a step and its normed states (P, D); tensors that it returns keep
-                their graph.
-            vectors: a list that gets the sentence vectors (A, D) of each step, with their graph.
-                With ``memory: detached`` memory gets detached copies, on which gradients end.
+            steps: Sentence steps of a batch, in order (see ``packing.pack``).
+            dropouts: Fraction in [0, 1] of the full token and sentence dropout for each step. If
+                empty, dropout is full.
+            consume: Function of a step and its normed states (P, D). Its result keeps its graph.
+            vectors: List to which the sentence vectors (A, D) of each step are appended, with their
+                graph. With ``memory: detached``, memory holds detached copies of them.
         """
         memory = SentenceMemory(self.readers, self.config.memory_size, self.slots)
         for t, step in enumerate(steps):
@@ -198,8 +199,8 @@ class ThoughtGestaltNetwork(nn.Module):
             if step.parents is not None:
                 memory.select(step.parents)
             if self.recomputes:
-                work = consume, step, memory.view(), share
-                result, sentences = checkpoint(self._run_step, *work, use_reentrant=False)
+                args = consume, step, memory.view(), share
+                result, sentences = checkpoint(self._run_step, *args, use_reentrant=False)
             else:
                 result, sentences = self._run_step(consume, step, memory, share)
             if sentences is not None:
@@ -210,9 +211,9 @@ class ThoughtGestaltNetwork(nn.Module):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the backward pass recomputes each sentence step; what is recorded, it doesn't.
+        """Whether the backward pass recomputes each sentence step, under ``checkpoint_sentences``.
 
-        That is so under ``checkpoint_sentences``, where gradients are wanted.
+        It does not while statistics are recorded or gradients are disabled.
         """
         recorded = any(map(wants, ("memory_attention", "sentences", "attention")))
         return self.config.checkpoint_sentences and torch.is_grad_enabled() and not recorded
@@ -224,15 +225,15 @@ class ThoughtGestaltNetwork(nn.Module):
         memory: SentenceMemory,
         share: float,
     ) -> tuple[Result, Tensor | None]:
-        """Returns what ``consume`` makes of the normed states, and the sentence vectors (A, D)."""
+        """Returns the result of ``consume`` for the normed states, and the sentence vectors."""
         rows, config = step.packing.rows, self.config
         x = self._embed(step, memory, share)  # (P, D)
         prefix = self._prefix(memory, rows)  # (A, M_t, D)
         packing = step.packing if prefix is None else step.packing.prefixed(prefix.shape[1])
-        ahead = 0
+        num_prefix = 0
         if prefix is not None:
-            ahead = prefix.shape[0] * prefix.shape[1]
-            x = torch.cat((prefix.flatten(0, 1), x))  # (A M_t + P, D)
+            num_prefix = prefix.shape[0] * prefix.shape[1]
+            x = torch.cat((prefix.flatten(0, 1), x))  # (A M_t + P, D), in the order of ``prefixed``
         sentences, reader = None, 0
         for index, block in enumerate(self.blocks):
             read = None
@@ -240,35 +241,37 @@ class ThoughtGestaltNetwork(nn.Module):
                 read = memory.read(reader, rows)
                 reader += 1
             x = block(x, packing, read)
-            # sentence vectors (A, D) from the states at EOS, in the middle of the stack
+            # the sentence vectors (A, D) come from the states at EOS in the middle of the stack
             if index + 1 == config.sentence_layer and self.sentence_head is not None:
-                sentences = self.sentence_head(x[ahead + step.eos], share * config.sentence_dropout)
-        return consume(step, self.norm(x[ahead:])), sentences
+                states = x[num_prefix + step.eos]
+                sentences = self.sentence_head(states, share * config.sentence_dropout)
+        return consume(step, self.norm(x[num_prefix:])), sentences
 
     def _embed(self, step: SentenceStep, memory: SentenceMemory, share: float) -> Tensor:
-        """Returns token and position embeddings (P, D), BOS replaced by the sentence before."""
-        words = self.embedding(step.tokens)  # (P, D)
+        """Returns token plus position embeddings (P, D), with BOS replaced by the last sentence."""
+        embedded = self.embedding(step.tokens)  # (P, D)
         rate = share * self.config.token_dropout
         if self.training and rate > 0:
-            dropped = torch.rand(len(words), device=words.device) < rate
-            words = words.masked_fill((dropped & step.content)[:, None], 0.0)
-        x = words + self.position(step.positions)
+            # whole tokens of the text are dropped, never BOS, EOD or EOS
+            dropped = torch.rand(len(embedded), device=embedded.device) < rate  # (P,)
+            embedded = embedded.masked_fill((dropped & step.content)[:, None], 0.0)
+        x = embedded + self.position(step.positions)
         if self.config.context_seeding and memory.latest is not None:
-            # context seeding: BOS slots (A,) get the vectors of the sentences before
+            # context seeding: the slots (A,) of BOS receive the vectors of the previous sentences
             x = x.index_copy(0, step.bos, memory.latest[: step.packing.rows].to(x.dtype))
         return self.dropout(x)
 
     def _prefix(self, memory: SentenceMemory, rows: int) -> Tensor | None:
-        """Returns the sentence vectors before the tokens (A, M_t, D) for ``in_context``."""
+        """Returns the sentence vectors (A, M_t, D) to prepend to the tokens for ``in_context``."""
         if self.config.memory != "in_context" or not memory.vectors:
             return None
         vectors = torch.stack([vector[:rows] for vector in memory.vectors], dim=1)  # (A, M_t, D)
         return vectors + self.slots[: vectors.shape[1]]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles each block with dynamic shapes; sentences are ragged, and the loop runs plain.
+        """Compiles each block with dynamic shapes, since sentences are ragged.
 
-        Takes what ``torch.compile`` takes.
+        The loop over steps stays eager. Arguments are passed to ``torch.compile``.
         """
         config: Any = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, BLOCK_VARIANTS)
@@ -282,6 +285,6 @@ class ThoughtGestaltNetwork(nn.Module):
 
     @property
     def readers(self) -> list[MemoryAttention]:
-        """The cross-attentions to memory, in order."""
+        """The cross-attention layers to memory, in order."""
         readers = (block.memory_attention for block in self.layers)
         return [reader for reader in readers if reader is not None]

@@ -1,8 +1,8 @@
-"""Sentences without padding: which slots of a batch are computed, and in which order.
+"""Packing of sentences, so that no padding is computed.
 
-A batch holds streams of sentences. Sentence step t advances all streams that have a t-th sentence;
-its tokens stand one after the other, packed, and are spread into a grid (streams, slots) only
-where attention needs rows.
+A batch holds streams of sentences. Sentence step t processes the t-th sentence of all streams that
+have one. Its slots are concatenated into one packed sequence, which is scattered into a padded grid
+(streams, slots) for attention alone.
 """
 
 from collections.abc import Sequence
@@ -16,37 +16,38 @@ from lightning_models.output_layer import IGNORE_INDEX
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the packed slots of one sentence step stand in its grid (A, U)."""
+    """Maps the P packed slots of a sentence step to the cells of its grid (A, U)."""
 
     cell: Tensor
-    """int64 (P,): cell of each slot, row * U + place."""
+    """int64 (P,): flat index of each slot's cell, row * U + column."""
     rows: int
-    """A, streams that have this sentence; they are the first A of the batch."""
+    """A, number of streams with this sentence, which are the first A of the sorted batch."""
     width: int
-    """U, slots of the longest of these sentences."""
+    """U, number of slots of the longest of these sentences."""
 
     def to_grid(self, x: Tensor) -> Tensor:
-        """Returns packed (P, C) as a grid (A, U, C), zero where nothing stands."""
-        grid = x.new_zeros(self.rows * self.width, x.shape[-1])
+        """Scatters packed slots (P, C) into a grid (A, U, C), with zeros in empty cells."""
+        grid = x.new_zeros(self.rows * self.width, x.shape[-1])  # (A U, C)
         return grid.index_copy(0, self.cell, x).view(self.rows, self.width, -1)
 
     def from_grid(self, grid: Tensor) -> Tensor:
-        """Returns the slots (P, C) of a grid (A, U, C)."""
-        return grid.flatten(0, 1).index_select(0, self.cell)
+        """Gathers the packed slots (P, C) from a grid (A, U, C)."""
+        return grid.flatten(0, 1).index_select(0, self.cell)  # (A U, C) -> (P, C)
 
     def prefixed(self, prefix: int) -> "Packing":
-        """Returns the packing in which every row begins with ``prefix`` more slots, those first.
+        """Returns a packing with ``prefix`` additional slots at the start of every row.
 
-        Row by row: the prefix, then the sentence.
+        In packed order the A * prefix additional slots come first, row by row.
         """
         if prefix == 0:
             return self
         width = self.width + prefix
-        row, place = self.cell // self.width, self.cell % self.width
-        own = row * width + place + prefix
-        ahead = torch.arange(self.rows, device=own.device)[:, None] * width
-        ahead = ahead + torch.arange(prefix, device=own.device)
-        return Packing(torch.cat((ahead.flatten(), own)), self.rows, width)
+        # the old slots keep their rows and move right by ``prefix`` columns
+        row, column = self.cell // self.width, self.cell % self.width
+        shifted = row * width + column + prefix  # (P,)
+        added = torch.arange(self.rows, device=shifted.device)[:, None] * width
+        added = added + torch.arange(prefix, device=shifted.device)  # (A, prefix)
+        return Packing(torch.cat((added.flatten(), shifted)), self.rows, width)
 
 
 @dataclass(frozen=True)
@@ -55,30 +56,31 @@ class SentenceStep:
 
     packing: Packing
     tokens: Tensor
-    """int64 (P,)."""
+    """int64 (P,): token of each slot."""
     targets: Tensor
-    """int64 (P,): the token after each, -100 where nothing is predicted, as at EOS, after which
-    the next sentence begins."""
+    """int64 (P,): the next token, or -100 if nothing is predicted, as at EOS, the last slot of a
+    sentence."""
     positions: Tensor
-    """int64 (P,): slot numbers: 0 at BOS, then counting, EOD and EOS in the last two slots."""
+    """int64 (P,): index in the sentence tensor, from 0 at BOS; EOD and EOS have its last two."""
     content: Tensor
-    """Bool (P,): a token of the text, neither BOS nor EOD nor EOS."""
+    """Bool (P,): true for tokens of the text, false for BOS, EOD and EOS."""
     target_kind: Tensor
-    """int64 (P,): LEXICAL, EOS or EOD where there is a target."""
+    """int64 (P,): LEXICAL, EOS or EOD, the class of each target."""
     bos: Tensor
     """int64 (A,): index of each sentence's BOS among the packed slots."""
     eos: Tensor
-    """int64 (A,)."""
+    """int64 (A,): index of each sentence's EOS among the packed slots."""
     source: Tensor
-    """int64 (P,): index into the batch's tokens (B, S, U), flattened."""
+    """int64 (P,): index of each slot in the flattened tokens (B, S, U) of the batch."""
     num_targets: int | None = None
-    """How many slots predict something; None where no targets were packed."""
+    """Number of slots with a target, or None if no targets were packed."""
     parents: Tensor | None = None
-    """int64 (A,): index of each stream in the step before; None where the streams are the same."""
+    """int64 (A,): index of each stream in the previous step, or None if the streams continue in
+    order."""
 
 
 LEXICAL, EOS, EOD = 0, 1, 2
-"""Kinds of targets."""
+"""Classes of targets."""
 
 
 def pack(
@@ -89,22 +91,30 @@ def pack(
     targets: Tensor | None = None,
     owners: Sequence[Sequence[int]] | None = None,
 ) -> tuple[list[SentenceStep], Tensor]:
-    """Returns the sentence steps of a batch, and the order (B,) in which they take its streams.
+    """Packs a batch into sentence steps.
+
+    Streams are sorted by their number of sentences, longest first, so that the streams of every
+    step are the first ones of the sorted batch.
 
     Args:
-        tokens: int64 (B, S, U): BOS, the sentence, EOD where a document ends, EOS, anything.
-        lengths: int64 (B, S): slots of each sentence that are used; 0 after the last sentence.
-        is_last: bool (B, S): the sentence ends its document.
-        slots: positions that a sentence tensor has (67); EOS stands in the last one, EOD before it.
-        targets: int64 (B, S, U): what each slot predicts, -100 for nothing; None: the token after.
-        owners: The stream, of each stream and sentence (B, S), whose sentence is computed for it:
-            itself, or another that is the same up to there and has a sentence after it. Without it
-            each stream computes its sentences.
+        tokens: int64 (B, S, U): BOS, the sentence, EOD at the end of a document, EOS, then padding.
+        lengths: int64 (B, S): Number of used slots of each sentence, 0 after the last sentence.
+        is_last: Bool (B, S): Whether a sentence is the last one of its document.
+        slots: Number of positions of a sentence tensor (67). EOS has the last, EOD the one before.
+        targets: int64 (B, S, U): Target of each slot, or -100 for none. Defaults to the next token.
+        owners: Lists (B, S) with the index of the stream that computes each sentence: the stream
+            itself, or one with the same sentences so far that continues after this one. By default
+            every stream computes its sentences.
+
+    Returns:
+        The steps, and the order int64 (B,) of the sorted streams.
     """
     order = (lengths > 0).sum(dim=1).argsort(descending=True, stable=True)
     predicted = lengths.new_zeros(lengths.shape) if targets is None else _counts(lengths, targets)
-    sizes, numbers = torch.stack((lengths[order], predicted)).cpu().transpose(1, 2).tolist()
-    stride = tokens.shape[1] * tokens.shape[2]
+    # One transfer to the host for the whole batch: 2 x (B, S) -> 2 x (S, B). The counts are only
+    # summed over streams, so they need no sorting.
+    sizes, num_targets = torch.stack((lengths[order], predicted)).cpu().transpose(1, 2).tolist()
+    stride = tokens.shape[1] * tokens.shape[2]  # from one stream to the next in flattened tokens
     steps = []
     for t, row_lengths in enumerate(sizes):
         used = [length for length in row_lengths if length > 0]
@@ -112,13 +122,13 @@ def pack(
             break
         streams, parents = order[: len(used)], None
         if owners is not None:
-            alone, parents = _computed(owners, streams.tolist(), t)
-            used, streams = [used[place] for place in alone], streams[alone]
+            computed, parents = _computed(owners, streams.tolist(), t)
+            used, streams = [used[index] for index in computed], streams[computed]
             parents = None if parents is None else parents.to(tokens.device)
         step = _step(tokens, lengths, streams, used, is_last, slots, t, stride)
         if targets is not None:
-            own = targets.reshape(-1)[step.source]
-            step = replace(step, targets=own, num_targets=sum(numbers[t]))
+            packed = targets.reshape(-1)[step.source]  # (P,)
+            step = replace(step, targets=packed, num_targets=sum(num_targets[t]))
         steps.append(replace(step, parents=parents))
     return steps, order
 
@@ -126,23 +136,25 @@ def pack(
 def _computed(
     owners: Sequence[Sequence[int]], streams: Sequence[int], t: int
 ) -> tuple[list[int], Tensor | None]:
-    """Selects the streams that compute sentence t, with the index of each one's parent.
+    """Selects the streams that compute sentence t and the parent of each.
 
-    The former are places among ``streams``, the latter among the streams that computed sentence
-    t - 1; None for the first sentence.
+    Returns:
+        Indices into ``streams`` of the selected ones, and for each the index of its owner among the
+        streams that computed sentence t - 1, or None for the first sentence.
     """
-    alone = [place for place, stream in enumerate(streams) if owners[stream][t] == stream]
+    computed = [index for index, stream in enumerate(streams) if owners[stream][t] == stream]
     if t == 0:
-        return alone, None
-    # streams that ended with sentence t - 1 stood behind the others: leaving them out moves nobody
+        return computed, None
+    # Streams that ended with sentence t - 1 were sorted to the end, so the indices of the
+    # remaining ones are the same with and without them.
     before = [stream for stream in streams if owners[stream][t - 1] == stream]
-    places = {stream: place for place, stream in enumerate(before)}
-    return alone, torch.tensor([places[owners[streams[place]][t - 1]] for place in alone])
+    index_of = {stream: index for index, stream in enumerate(before)}
+    return computed, torch.tensor([index_of[owners[streams[i]][t - 1]] for i in computed])
 
 
 def _counts(lengths: Tensor, targets: Tensor) -> Tensor:
     """Returns the number of targets (B, S) in the used slots of each sentence."""
-    used = torch.arange(targets.shape[2], device=targets.device) < lengths[..., None]
+    used = torch.arange(targets.shape[2], device=targets.device) < lengths[..., None]  # (B, S, U)
     return ((targets != IGNORE_INDEX) & used).sum(dim=2)
 
 
@@ -157,28 +169,31 @@ def _step(
     stride: int,
 ) -> SentenceStep:
     device = tokens.device
-    total, width = sum(used), max(used)
-    sizes = lengths[streams, t]  # ``used`` once more, without a copy to the device
-    # (P,), stream of each slot
+    total, width = sum(used), max(used)  # P and U
+    sizes = lengths[streams, t]  # (A,), equal to ``used`` but on the device already
+    # (P,), row of each slot: 0 repeated sizes[0] times, then 1, and so on
     row = torch.repeat_interleave(torch.arange(len(used), device=device), sizes, output_size=total)
     starts = sizes.cumsum(0) - sizes  # (A,), first slot of each sentence
-    place = torch.arange(total, device=device) - starts[row]  # (P,), 0 at BOS
-    # index into (B, S, U), flattened
-    source = streams[row] * stride + t * tokens.shape[2] + place
-    own = tokens.reshape(-1)[source]
-    from_end = sizes[row] - 1 - place  # 0 at EOS
-    last = is_last[streams, t][row]  # (P,), its sentence ends the document
+    column = torch.arange(total, device=device) - starts[row]  # (P,), 0 at BOS
+    # (P,), index into the flattened tokens (B, S, U)
+    source = streams[row] * stride + t * tokens.shape[2] + column
+    packed = tokens.reshape(-1)[source]
+    from_end = sizes[row] - 1 - column  # (P,), 0 at EOS
+    last = is_last[streams, t][row]  # (P,), whether the slot's sentence ends its document
     eod = last & (from_end == 1)
-    positions = torch.where(from_end == 0, slots - 1, torch.where(eod, slots - 2, place))
-    targets = torch.where(from_end == 0, IGNORE_INDEX, own.roll(-1))
-    kind = torch.where(from_end == 1, EOS, torch.where(last & (from_end == 2), EOD, LEXICAL))
+    positions = torch.where(from_end == 0, slots - 1, torch.where(eod, slots - 2, column))
+    # The next packed slot holds the next token, except after EOS, where another row begins.
+    targets = torch.where(from_end == 0, IGNORE_INDEX, packed.roll(-1))
+    # The slot before EOS predicts EOS. In a last sentence that slot is EOD, which the one before
+    # it predicts.
+    target_kind = torch.where(from_end == 1, EOS, torch.where(last & (from_end == 2), EOD, LEXICAL))
     return SentenceStep(
-        packing=Packing(row * width + place, len(used), width),
-        tokens=own,
+        packing=Packing(row * width + column, len(used), width),
+        tokens=packed,
         targets=targets,
         positions=positions,
-        content=(place > 0) & (from_end > 0) & ~eod,
-        target_kind=kind,
+        content=(column > 0) & (from_end > 0) & ~eod,
+        target_kind=target_kind,
         bos=starts,
         eos=starts + sizes - 1,
         source=source,

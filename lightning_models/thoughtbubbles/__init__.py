@@ -1,12 +1,12 @@
 """Thoughtbubbles (arXiv 2510.00219): residual streams that fork and are pruned under a budget.
 
 =========================================================  =======================================
-paper                                                      where
+paper                                                      code
 =========================================================  =======================================
 x_{i,j}, p_cum: streams of a token, cumulative scores      ``forking.ResidualStreams``
 eqs. 1-3, fork and keep scores in log space                ``forking.ForkLayer.log_scores``
 eq. 4, originals' keep forced to 1 for selection           ``forking._ranks``
-who survives, by the configured rule                       ``forking.ForkLayer._choose``
+selection by the configured rule                           ``forking.ForkLayer._choose``
 P_kappa, top-k over 2 N candidates                         ``forking.global_topk``
 eqs. 5-6, keep, fork with v', left of the parent           ``forking.ForkLayer`` (``_assemble``)
 eq. 8, attention attenuated by log P and P                 ``network.AttenuatedBlock``

@@ -1,4 +1,4 @@
-"""The dials of Thoughtbubbles."""
+"""Configuration of Thoughtbubbles."""
 
 import itertools
 import math
@@ -17,42 +17,42 @@ class ThoughtbubblesConfig(DecoderConfig):
     """A GPT-2 style decoder with rotary positions whose residual streams fork under a budget.
 
     Raises:
-        ValueError: if a value is out of its range; the message names key, value and cure.
+        ValueError: If a value is out of its range; the message names key, value and cure.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"kappa": r"$\kappa$"}
 
     positions: Literal["rope"] = "rope"
-    """Rotary only: forks stand at fractional positions."""
+    """Rotary only, since forks have fractional positions."""
     kappa: int | str = "2L"
-    """kappa, the most streams of a sequence: a ratio to its length (``2L``, ``4L``), or a number
-    for sequences of block_size tokens (1024 at 512 tokens is 2L)."""
+    """kappa, the maximum number of streams of a sequence: a ratio to its length (``2L``, ``4L``),
+    or a count for sequences of block_size tokens (1024 at 512 tokens is 2L)."""
     budget: Literal["dynamic", "fixed"] = "dynamic"
     """Budget of a sequence shorter or longer than block_size: dynamic keeps the ratio (App. E.1),
-    fixed keeps the number."""
+    fixed keeps the count."""
     fork_layers: tuple[int, ...] = (3, 7, 11)
     """Blocks (0-based) before which streams fork and are pruned."""
     allocation: Allocation = "global_topk"
-    """Who survives. global_topk: the kappa best of the whole sequence (the paper's; a token's
-    streams then depend on later tokens, so it is not causal). threshold: all above a running mean
-    of the kappa-th score. window_topk: the best among the candidates of the latest
-    allocation_window tokens. The last two are strictly causal."""
+    """Rule that decides which streams survive. global_topk keeps the kappa best of the whole
+    sequence, as the paper does; it is not causal, since later tokens compete too. threshold keeps
+    all above a running mean of the kappa-th score, and window_topk the best among the candidates
+    of the latest allocation_window tokens. The last two are strictly causal."""
     eval_allocation: Allocation | None = None
-    """Allocation when the model is evaluated or generates; null: as in training."""
+    """Allocation in evaluation and generation. If null, the one of training."""
     allocation_window: int = 64
-    """w of window_topk, in tokens, the token itself included."""
+    """w of window_topk, in tokens, including the token itself."""
     threshold_decay: float = 0.99
-    """Weight of the past in the running mean that threshold compares with, per micro-batch."""
+    """Decay of the running mean that threshold compares with, per micro-batch."""
     # NOTE(paper): eq. 8 divides by sqrt(d_model), the authors' code by sqrt(C)
     bias_scale: Literal["inv_sqrt_dhead", "one", "inv_sqrt_dmodel"] = "inv_sqrt_dhead"
-    """Factor on log P in the attention scores (eq. 8): 1/sqrt(C) as the authors' code has it, 1
+    """Factor on log P in the attention scores (eq. 8): 1/sqrt(C) as in the authors' code, 1
     (full P in the softmax and on the values, about P^2 together), or the paper's 1/sqrt(D)."""
     output_average: Literal["mixture", "residual_norm"] = "mixture"
-    """mixture: the streams' distributions, weighted by P / sum P (eq. 11); residual_norm: their
-    residuals, weighted by P, normed and decoded once (kappa/L times fewer logits)."""
+    """Combines a token's streams. mixture averages their distributions, weighted by P / sum P
+    (eq. 11); residual_norm averages their residuals, weighted by P, and decodes the normed mean
+    once (kappa/L times fewer logits)."""
 
     def __post_init__(self) -> None:
-        """Checks the dials besides what every decoder checks."""
         object.__setattr__(self, "fork_layers", tuple(sorted(self.fork_layers)))
         super().__post_init__()
         outside = [layer for layer in self.fork_layers if not 0 <= layer < self.num_layers]
@@ -78,18 +78,18 @@ class ThoughtbubblesConfig(DecoderConfig):
     @property
     def ratio(self) -> float:
         """Streams per token, r = kappa / L."""
-        number = re.fullmatch(r"(-?\d{1,9}\.?\d{0,9}|\.\d{1,9})L?", str(self.kappa))
-        if number is None:
+        match = re.fullmatch(r"(-?\d{1,9}\.?\d{0,9}|\.\d{1,9})L?", str(self.kappa))
+        if match is None:
             raise ValueError(
                 f"kappa ({self.kappa}) must be a number of streams (1024) or a ratio (2L)"
             )
         if str(self.kappa).endswith("L"):
-            return float(number[1])
-        return float(number[1]) / self.block_size
+            return float(match[1])
+        return float(match[1]) / self.block_size
 
     @property
     def inference_allocation(self) -> Allocation:
-        """The allocation outside of training."""
+        """Allocation in evaluation and generation."""
         return self.eval_allocation or self.allocation
 
     @property
@@ -99,7 +99,7 @@ class ThoughtbubblesConfig(DecoderConfig):
 
     @property
     def bias_factor(self) -> float:
-        """The factor that ``bias_scale`` names."""
+        """Value of ``bias_scale``."""
         factors = {
             "inv_sqrt_dhead": 1 / math.sqrt(self.head_dim),
             "one": 1.0,
@@ -109,16 +109,19 @@ class ThoughtbubblesConfig(DecoderConfig):
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """First block and one after the last, of each stretch of blocks between fork layers."""
+        """Half-open ranges of blocks between fork layers, as (start, stop)."""
         return list(itertools.pairwise((0, *self.fork_layers, self.num_layers)))
 
     def most_streams(self, length: int) -> int:
         """Returns kappa for a sequence of ``length`` tokens, at least ``length``."""
-        whole = length if self.budget == "dynamic" else self.block_size
-        return max(length, math.ceil(self.ratio * whole - ROUNDING))
+        counted = length if self.budget == "dynamic" else self.block_size
+        return max(length, math.ceil(self.ratio * counted - ROUNDING))
 
     def streams_by_layer(self, length: int) -> list[int]:
-        """Returns N at every block for ``length`` tokens under global_topk: min(kappa, 2 N)."""
+        """Returns N at each block for ``length`` tokens under global_topk.
+
+        A fork layer turns N streams into min(kappa, 2 N).
+        """
         streams, counts = length, []
         for layer in range(self.num_layers):
             if layer in self.fork_layers:
@@ -127,12 +130,12 @@ class ThoughtbubblesConfig(DecoderConfig):
         return counts
 
     def competes(self, ordinal: int) -> bool:
-        """Returns whether streams compete at the fork layer of this ordinal (0-based).
+        """Returns whether the fork layer with this ordinal (0-based) may have to prune streams.
 
-        Where all of them fit into the budget, none is pruned.
+        It prunes none as long as 2^(ordinal + 1) streams a token fit into the budget.
         """
         return ordinal >= 0 and 2.0 ** (ordinal + 1) > self.ratio
 
 
 ROUNDING = 1e-6
-"""Taken off before rounding up, so that 1.1 * 10 is 11."""
+"""Tolerance subtracted before rounding up, so that 1.1 * 10 is 11."""

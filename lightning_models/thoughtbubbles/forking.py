@@ -1,4 +1,4 @@
-"""The fork layer (eqs. 1 to 6): streams, allocation rules, and the layer that applies them."""
+"""The fork layer (eqs. 1 to 6): residual streams, allocation rules and the layer itself."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,54 +11,55 @@ from torch.nn import functional as F
 from lightning_models.layers import make_norm, record, segment_sum, wants
 from lightning_models.thoughtbubbles.config import ROUNDING, Allocation, ThoughtbubblesConfig
 
-# ---- streams of tokens, where they stand and what they score
+# ---- streams, their positions and scores
 
 
 @dataclass(frozen=True)
 class ResidualStreams:
-    """The streams of a batch, those of one token next to each other, its original right-most.
+    """The residual streams of a batch, grouped by token, with each token's original right-most.
 
-    Rows may have different numbers of them: they are padded on the right, so that causal attention
-    never looks at padding.
+    Rows are padded on the right to the same number of streams, so causal attention never sees
+    padding.
     """
 
     x: Tensor
     """Residuals (B, N, D)."""
     log_p: Tensor
-    """log of the cumulative score (B, N), float32, at most 0; 0 in padding."""
+    """Log of the cumulative score (B, N), float32, at most 0; 0 in padding."""
     token: Tensor
-    """int64 (B, N): which of the T tokens a stream belongs to; T in padding."""
+    """int64 (B, N): index of the token that a stream belongs to; T in padding."""
     slot: Tensor
-    """int64 (B, N): place among the streams of its token, from the left."""
+    """int64 (B, N): index among the streams of the same token, from the left."""
     count: Tensor
-    """int64 (B, N): streams of its token, c."""
+    """int64 (B, N): c, number of streams of the same token."""
     num_tokens: int
     """T."""
 
     @property
     def real(self) -> Tensor:
-        """Bool (B, N): not padding."""
+        """Bool (B, N): true except in padding."""
         return self.token < self.num_tokens
 
     @property
     def original(self) -> Tensor:
-        """Bool (B, N): the right-most stream of its token, the one that never was a fork."""
+        """Bool (B, N): true for the right-most stream of each token, which was never a fork."""
         return self.real & (self.slot == self.count - 1)
 
     @property
     def lengths(self) -> Tensor:
-        """int64 (B,): streams of each row."""
+        """int64 (B,): number of streams of each row."""
         return self.real.sum(dim=1)
 
     def per_token(self) -> Tensor:
         """Returns the number of streams of each token, int64 (B, T); 0 for padding."""
         ones = torch.ones_like(self.token)
+        # segment T collects the padding: (B, T + 1) -> (B, T)
         return segment_sum(ones, self.token, self.num_tokens + 1)[:, :-1]
 
     def positions(self) -> Tensor:
-        """Returns rotary positions (B, N), float32: token k's original at k + 1, forks below.
+        """Returns rotary positions (B, N), float32: k + 1 for token k's original, less for forks.
 
-        The p-th fork from the right of c streams stands at k + 1 - p/c, within (k, k + 1].
+        The p-th fork from the right of c streams is at k + 1 - p/c, within (k, k + 1].
         NOTE(paper): appendix D divides by the number of forks q = c - 1, which is undefined
         without forks and puts the left-most fork onto the previous token; c = q + 1 does neither.
         """
@@ -78,13 +79,13 @@ def first_streams(x: Tensor, lengths: Tensor | None = None) -> ResidualStreams:
     """Returns one stream a token, with score 1.
 
     Args:
-        x: embedded tokens (B, T, D).
-        lengths: int64 (B,), tokens of each row; the rest is padding. None: all T.
+        x: Embedded tokens (B, T, D).
+        lengths: int64 (B,), tokens of each row; the rest is padding. Defaults to T for all rows.
     """
     rows, num_tokens = x.shape[:2]
-    token = torch.arange(num_tokens, device=x.device).expand(rows, -1)
+    token = torch.arange(num_tokens, device=x.device).expand(rows, -1)  # (B, T)
     if lengths is not None:
-        token = torch.where(token < lengths[:, None], token, num_tokens)
+        token = torch.where(token < lengths[:, None], token, num_tokens)  # T marks padding
     log_p = torch.zeros(rows, num_tokens, device=x.device, dtype=score_dtype())
     return ResidualStreams(
         x, log_p, token, torch.zeros_like(token), torch.ones_like(token), num_tokens
@@ -92,59 +93,69 @@ def first_streams(x: Tensor, lengths: Tensor | None = None) -> ResidualStreams:
 
 
 def arrange(x: Tensor, log_p: Tensor, token: Tensor, num_tokens: int) -> ResidualStreams:
-    """Returns streams with slots and counts read off their tokens (B, N), which never decrease."""
-    counts = segment_sum(torch.ones_like(token), token, num_tokens + 1)
-    starts = counts.cumsum(dim=1) - counts
-    slot = torch.arange(token.shape[1], device=token.device) - starts.gather(1, token)
+    """Returns streams whose slots and counts follow from the non-decreasing ``token`` (B, N)."""
+    counts = segment_sum(torch.ones_like(token), token, num_tokens + 1)  # (B, T + 1)
+    starts = counts.cumsum(dim=1) - counts  # (B, T + 1), index of each token's first stream
+    slot = torch.arange(token.shape[1], device=token.device) - starts.gather(1, token)  # (B, N)
     return ResidualStreams(x, log_p, token, slot, counts.gather(1, token), num_tokens)
 
 
 # ---- which candidates survive a fork layer
 #
-# Candidates are ordered ``fork_0, keep_0, fork_1, keep_1, ...`` (2 N a row). A rule gets their
-# scores for selection, in which originals' keeps are +inf and padding is -inf.
+# A row has 2 N candidates in the order ``fork_0, keep_0, fork_1, keep_1, ...``. A rule receives
+# their selection scores: +inf for the keeps of originals, -inf in padding.
 
 
 WINDOW_ELEMENTS = 1 << 24
-"""Most scores that window_topk unfolds at once."""
+"""Maximum number of scores that window_topk unfolds at once."""
 
 
 class Choice(NamedTuple):
-    """Who survives: ``chosen`` bool (B, 2 N), and the most survivors that a row can have."""
+    """The candidates that survive."""
 
     chosen: Tensor
+    """Bool (B, 2 N)."""
     width: int
+    """Upper bound on the survivors of a row."""
 
 
 def row_budgets(config: ThoughtbubblesConfig, lengths: Tensor) -> Tensor:
     """Returns kappa of each row (int64, the shape of ``lengths``), at least its length.
 
-    NOTE(paper): a padded row has the budget of its own tokens, so that batching changes nothing.
+    NOTE(paper): padding does not count towards a row's budget, so batching changes nothing.
     """
     if config.budget == "fixed":
         return lengths.clamp(min=config.most_streams(0))
+    # float64, less ROUNDING: a product such as 1.1 * 10 must not round up to 12
     return (lengths.double() * config.ratio - ROUNDING).ceil().long().clamp(min=lengths)
 
 
 def global_topk(scores: Tensor, budgets: Tensor, width: int) -> tuple[Choice, Tensor]:
-    """Returns the best ``budgets`` candidates of each row, and the score of the last of them.
+    """Chooses the candidates with the highest scores of each row, up to the row's budget.
 
     Args:
-        scores: (B, 2 N).
-        budgets: int64 (B,), survivors of each row, at most ``width``.
+        scores: Selection scores (B, 2 N).
+        budgets: int64 (B,), number of survivors of each row, at most ``width``.
         width: min(kappa, 2 N) of a row without padding.
+
+    Returns:
+        The choice, and the lowest chosen score of each row (B,).
     """
-    # of equal scores the first ones, whatever the padding: topk would make that depend on the width
+    # A stable sort breaks ties in favour of earlier candidates. topk would break them differently
+    # at another padded width.
     values, best = (x[:, :width] for x in scores.sort(dim=1, descending=True, stable=True))
     rank = torch.arange(width, device=scores.device)
-    inside = (rank < budgets[:, None]) & (values > -torch.inf)  # (B, width)
+    inside = (rank < budgets[:, None]) & (values > -torch.inf)  # (B, width), never padding
+    # back from sorted order to candidate order
     chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, inside)  # (B, 2 N)
-    last = F.pad(values, (1, 0), value=-torch.inf).gather(1, budgets[:, None])[:, 0]
+    # The last chosen score is values[budget - 1]. Padding shifts it to index ``budget``, so that
+    # an empty row with budget 0 reads -inf.
+    last = F.pad(values, (1, 0), value=-torch.inf).gather(1, budgets[:, None])[:, 0]  # (B,)
     return Choice(chosen, width), last
 
 
 def by_threshold(scores: Tensor, threshold: Tensor) -> Choice:
-    """Returns the candidates above ``threshold``, a scalar, and all originals."""
+    """Chooses all originals and the candidates whose scores exceed a scalar threshold."""
     chosen = (scores > threshold) | (scores == torch.inf)
     return Choice(chosen, _widest(chosen))
 
@@ -152,37 +163,40 @@ def by_threshold(scores: Tensor, threshold: Tensor) -> Choice:
 def window_topk(
     scores: Tensor, streams: ResidualStreams, history: Tensor, per_window: int
 ) -> tuple[Choice, Tensor]:
-    """Returns the candidates that rank among the ``per_window`` best of the latest w tokens.
+    """Chooses the candidates that rank among the ``per_window`` best of the latest w tokens.
 
-    A candidate of token i is compared with those of tokens i - w + 1 to i: later ones would leak.
+    A candidate of token i competes only with the candidates of tokens i - w + 1 to i, since
+    comparing it with later ones would leak information.
 
     Args:
-        scores: (B, 2 N).
-        streams: whose candidates these are.
-        history: (B, w - 1, G) scores of the tokens before, -inf where there are none; G is the
-            most candidates a token can have here.
-        per_window: ceil(r w).
+        scores: Selection scores (B, 2 N).
+        streams: The N streams that the candidates come from.
+        history: Scores (B, w - 1, G) of the preceding tokens, -inf before the sequence. G is the
+            maximum number of candidates of a token at this layer.
+        per_window: Survivors in a window, ceil(r w).
 
     Returns:
-        The choice, and the scores (B, w - 1 + T, G) of history and these tokens.
+        The choice, and the scores (B, w - 1 + T, G) of the history followed by these tokens.
     """
     rows, num_tokens, width = len(scores), streams.num_tokens, history.shape[2]
-    # each token's candidates in a row of G: fork and keep of its first stream, of its second, ...
-    place = streams.token[..., None] * width + 2 * streams.slot[..., None]
-    place = (place + torch.arange(2, device=scores.device)).flatten(1)
-    dump = num_tokens * width  # padding goes after all tokens
-    grid = scores.new_full((rows, dump + width), -torch.inf)
-    grid = grid.scatter(1, place.clamp(max=dump), scores)  # (B, (T + 1) G)
-    table = torch.cat((history, grid[:, :dump].view(rows, num_tokens, width)), dim=1)
+    # Lay out the candidates as a grid with G columns a token: candidate j of slot s goes to column
+    # 2 s + j of its token, where j is 0 for the fork and 1 for the keep.
+    column = streams.token[..., None] * width + 2 * streams.slot[..., None]  # (B, N, 1)
+    column = (column + torch.arange(2, device=scores.device)).flatten(1)  # (B, N, 2) -> (B, 2 N)
+    end = num_tokens * width  # padding (token T) is scattered past the end and cut off
+    grid = scores.new_full((rows, end + width), -torch.inf)
+    grid = grid.scatter(1, column.clamp(max=end), scores)  # (B, (T + 1) G)
+    table = torch.cat((history, grid[:, :end].view(rows, num_tokens, width)), dim=1)
     borders = _window_borders(table, history.shape[1] + 1, per_window)  # (B, T)
-    borders = torch.cat((borders, borders.new_zeros(rows, 1)), dim=1)  # of padding
-    border = borders.gather(1, streams.token).repeat_interleave(2, dim=1)  # (B, 2 N)
-    chosen = (scores >= border) & (scores > -torch.inf)
+    # one more entry for token T, so that padding can be gathered
+    borders = torch.cat((borders, borders.new_zeros(rows, 1)), dim=1)  # (B, T + 1)
+    border = borders.gather(1, streams.token).repeat_interleave(2, dim=1)  # (B, N) -> (B, 2 N)
+    chosen = (scores >= border) & (scores > -torch.inf)  # a border of -inf must not admit padding
     return Choice(chosen, _widest(chosen)), table
 
 
 def _window_borders(table: Tensor, window: int, rank: int) -> Tensor:
-    """Returns the ``rank``-th score (B, T) of each window of tokens; -inf if it has fewer."""
+    """Returns the ``rank``-th highest score (B, T) of each window, or -inf if it has fewer."""
     rows, length, width = table.shape
     num_tokens = length - window + 1
     if rank > window * width:
@@ -191,9 +205,9 @@ def _window_borders(table: Tensor, window: int, rank: int) -> Tensor:
     borders = [
         table[:, start : start + step + window - 1]
         .unfold(1, window, 1)  # (B, s, G, w), s windows at a time
-        .flatten(2)
+        .flatten(2)  # (B, s, G w)
         .topk(rank, dim=2)
-        .values[..., -1]
+        .values[..., -1]  # (B, s)
         for start in range(0, num_tokens, step)
     ]
     return torch.cat(borders, dim=1)
@@ -207,32 +221,31 @@ def _widest(chosen: Tensor) -> int:
 
 
 LOWEST_LOG_ACTION = -20.0
-"""Floor of log-sigmoid scores: a fork layer takes at most this off log P.
+"""Floor of the log-sigmoid scores, so that one fork layer lowers log P by at most 20.
 
-NOTE(paper): it has none; the authors' code has this one, for stability.
+NOTE(paper): the paper has no floor; the authors' code has this one, for stability.
 """
 
 
 class Forked(NamedTuple):
-    """What a fork layer makes of streams."""
+    """Output of a fork layer."""
 
     streams: ResidualStreams
     border: Tensor
-    """Mean over rows of the kappa-th score, a scalar; nan where nothing competes or outside of
+    """Mean over rows of the kappa-th score, a scalar; nan if nothing competes or outside of
     training."""
     history: Tensor | None
-    """For window_topk with a cache: scores of the w - 1 tokens before and of these."""
+    """Scores (B, w - 1 + T, G) of the preceding w - 1 tokens and these, for window_topk only."""
 
 
 class ForkLayer(nn.Module):
-    """Keep and fork scores from a norm and a linear layer, and the vector that marks forks."""
+    """Scores, forks and prunes streams: a norm, a linear layer and a learned fork embedding."""
 
     threshold: Tensor
     updates: Tensor
     observed_ratio: Tensor
 
     def __init__(self, config: ThoughtbubblesConfig, ordinal: int) -> None:
-        """Builds the fork layer number ``ordinal`` (0-based) of the network."""
         super().__init__()
         self.config = config
         self.ordinal = ordinal
@@ -257,20 +270,22 @@ class ForkLayer(nn.Module):
         indices into ``before``, ``is_fork`` (B, N'), and ``budgets`` (B,), kappa of each row.
 
         Args:
-            streams: of T tokens.
-            lengths: int64 (B,), tokens of each row.
-            allocation: the rule by which candidates are chosen.
-            history: see ``window_topk``; None: these tokens begin the sequence.
+            streams: Streams of T tokens.
+            lengths: int64 (B,), number of tokens of each row.
+            allocation: The rule that chooses among the candidates.
+            history: See ``window_topk``. Defaults to an empty history, for the first tokens of a
+                sequence.
         """
         log_scores = self.log_scores(streams)
-        with torch.no_grad():
+        with torch.no_grad():  # selection is discrete; gradients flow through log_scores alone
             ranks = _ranks(log_scores.detach(), streams)
             choice, border, table = self._choose(ranks, streams, lengths, allocation, history)
             index = _compact(choice)
         return Forked(self._assemble(streams, log_scores, index), border, table)
 
     def log_scores(self, streams: ResidualStreams) -> Tensor:
-        """Returns log p_hat (B, 2 N), float32, of fork and keep of each stream (eqs. 1 to 3)."""
+        """Returns log p_hat (B, 2 N), float32, for fork and keep of each stream (eqs. 1 to 3)."""
+        # in float32 under autocast too: scores multiply over the fork layers
         with torch.autocast(streams.x.device.type, enabled=False):
             wide = torch.promote_types(streams.x.dtype, torch.float32)
             normed = self.norm(streams.x.to(self.score.weight.dtype)).to(wide)
@@ -280,11 +295,14 @@ class ForkLayer(nn.Module):
 
     @torch.no_grad()
     def observe(self, border: Tensor) -> None:
-        """Moves the threshold towards the kappa-th score of a batch; nan leaves it as it is.
+        """Updates the running mean of the kappa-th score with the value of a batch; skips nan.
 
-        Also notes the kappa / L it belongs to (``observed_ratio``; 0: nothing was observed).
+        Also stores the kappa / L of the observation in ``observed_ratio``, which is 0 before the
+        first one.
         """
+        # torch.where instead of branches: no synchronisation with the device
         seen = border.isfinite()
+        # the first observation replaces the initial -inf
         weight = torch.where(
             self.updates > 0, 1 - self.config.threshold_decay, torch.ones_like(border)
         )
@@ -301,47 +319,48 @@ class ForkLayer(nn.Module):
         allocation: Allocation,
         history: Tensor | None,
     ) -> tuple[Choice, Tensor, Tensor | None]:
-        """Returns the choice, the kappa-th score, and window_topk's scores."""
+        """Returns the choice, the kappa-th score, and the table of scores under window_topk."""
         border = ranks.new_full((), torch.nan)
         if allocation == "window_topk":
             choice, table = self._choose_by_window(ranks, streams, history)
             return choice, border, table
-        if not self._competes(streams, allocation):
+        if not self._competes(streams, allocation):  # every real candidate fits
             return Choice(ranks > -torch.inf, ranks.shape[1]), border, None
         if allocation == "threshold" and not self.training:
-            # before anything was observed (a run's sanity check), only originals pass: log P <= 0
-            return (
-                by_threshold(ranks, torch.where(self.updates > 0, self.threshold, 0.0)),
-                border,
-                None,
-            )
+            # Before the first observation (in the sanity check of a run) the threshold is 0, which
+            # admits originals only, since log P <= 0.
+            threshold = torch.where(self.updates > 0, self.threshold, 0.0)
+            return by_threshold(ranks, threshold), border, None
         width = min(self.config.most_streams(streams.num_tokens), ranks.shape[1])
         budgets = torch.minimum(row_budgets(self.config, lengths), 2 * streams.lengths)
         best, last = global_topk(ranks, budgets, width)
-        if self.training:  # where only originals fit, the last of them bars all others: log P <= 0
+        if self.training:
+            # The kappa-th score is +inf if only originals fit. Clamped to 0, which log P never
+            # exceeds, it still excludes all other candidates.
             border = _finite_mean(last.clamp(max=0.0))
         if allocation == "global_topk":
             return best, border, None
-        # the first micro-batch of a run has nothing but itself to go by
+        # the first micro-batch of a run is compared with its own kappa-th score
         threshold = torch.where(self.updates > 0, self.threshold, border)
         return by_threshold(ranks, threshold), border, None
 
     def _choose_by_window(
         self, ranks: Tensor, streams: ResidualStreams, history: Tensor | None
     ) -> tuple[Choice, Tensor]:
-        """Returns the choice of window_topk, and its scores."""
+        """Returns the choice of window_topk and its table of scores."""
         window = self.config.allocation_window
         if history is None:
-            most = 2 ** (self.ordinal + 1)  # candidates of a token
-            history = ranks.new_full((len(ranks), window - 1, most), -torch.inf)
+            # G: each fork layer at most doubles a token's streams
+            width = 2 ** (self.ordinal + 1)
+            history = ranks.new_full((len(ranks), window - 1, width), -torch.inf)
         per_window = math.ceil(self.config.ratio * window - ROUNDING)
         return window_topk(ranks, streams, history, per_window)
 
     def _competes(self, streams: ResidualStreams, allocation: Allocation) -> bool:
-        """Whether any row has more candidates than it may keep.
+        """Whether a row may have more candidates than its budget.
 
-        For threshold that is a matter of the layer: where nothing competes in training, it is
-        -inf. The others look at the sequence at hand.
+        Under threshold this depends on the layer alone, since a layer where nothing competes in
+        training never observes a threshold. Otherwise it depends on the length of the sequence.
         """
         if allocation == "threshold":
             return self.config.competes(self.ordinal)
@@ -351,14 +370,14 @@ class ForkLayer(nn.Module):
     def _assemble(
         self, streams: ResidualStreams, log_scores: Tensor, index: Tensor
     ) -> ResidualStreams:
-        """Returns the streams that the candidates ``index`` (B, N') describe; 2 N is padding."""
+        """Builds the new streams from candidate indices (B, N'), where 2 N marks padding."""
         total = log_scores.shape[1]
-        empty = index == total
-        # two candidates a stream, (B, N')
-        parent = (index // 2).clamp(max=max(total // 2 - 1, 0))
-        is_fork = (index % 2 == 0) & ~empty  # forks have the even numbers
+        empty = index == total  # (B, N')
+        # candidates 2 i and 2 i + 1 are fork and keep of stream i; padding reads the last stream
+        parent = (index // 2).clamp(max=max(total // 2 - 1, 0))  # (B, N')
+        is_fork = (index % 2 == 0) & ~empty
         x = _take_rows(streams.x, parent)  # (B, N', D)
-        x = x + is_fork[..., None] * self.fork_embedding.to(x.dtype)
+        x = x + is_fork[..., None] * self.fork_embedding.to(x.dtype)  # v' marks forks
         log_p = log_scores.gather(1, index.clamp(max=total - 1)).masked_fill(empty, 0.0)
         token = streams.token.gather(1, parent).masked_fill(empty, streams.num_tokens)
         after = arrange(x, log_p, token, streams.num_tokens)
@@ -376,31 +395,33 @@ class ForkLayer(nn.Module):
 
 
 def _ranks(log_scores: Tensor, streams: ResidualStreams) -> Tensor:
-    """Returns scores for selection only (eq. 4): originals' keeps +inf, padding -inf."""
+    """Returns the selection scores (eq. 4): +inf for the keeps of originals, -inf in padding."""
+    # (B, N, 2) -> (B, 2 N): never a fork, and a keep if the stream is an original
     kept = torch.stack((torch.zeros_like(streams.original), streams.original), dim=-1).flatten(1)
-    real = streams.real.repeat_interleave(2, dim=1)
+    real = streams.real.repeat_interleave(2, dim=1)  # (B, 2 N)
     return log_scores.masked_fill(kept, torch.inf).masked_fill(~real, -torch.inf)
 
 
 def _compact(choice: Choice) -> Tensor:
-    """Returns the chosen candidates (B, width) in their order, 2 N where a row has fewer."""
+    """Returns the indices (B, width) of the chosen candidates in order, padded with 2 N."""
     chosen, width = choice
     rows, total = chosen.shape
-    # the chosen go to the columns 0, 1, ..., the others to a last one, which is cut off
-    place = torch.where(chosen, chosen.cumsum(dim=1) - 1, width)
-    index = place.new_full((rows, width + 1), total)
+    # The i-th chosen candidate goes to column i, all others to column ``width``, which is cut off.
+    column = torch.where(chosen, chosen.cumsum(dim=1) - 1, width)  # (B, 2 N)
+    index = column.new_full((rows, width + 1), total)
     candidates = torch.arange(total, device=chosen.device).expand(rows, -1)
-    return index.scatter(1, place, candidates)[:, :width]
+    return index.scatter(1, column, candidates)[:, :width]
 
 
 def _take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Returns x[b, index[b]] (B, N', D)."""
     rows, num_streams, width = x.shape
-    flat = index + num_streams * torch.arange(rows, device=x.device)[:, None]
+    # index_select over B N flat rows reads one index a row, where gather would read one a channel
+    flat = index + num_streams * torch.arange(rows, device=x.device)[:, None]  # (B, N')
     return x.reshape(-1, width).index_select(0, flat.flatten()).view(rows, -1, width)
 
 
 def _finite_mean(values: Tensor) -> Tensor:
-    """Returns the mean of the finite ones among ``values`` (B,); nan without any."""
+    """Returns the mean of the finite ``values`` (B,), or nan if there are none."""
     finite = values.isfinite()
     return values.where(finite, 0.0).sum() / finite.sum()

@@ -33,17 +33,17 @@ from lightning_models.thoughtbubbles.network import (
 class ThoughtbubblesLM(LanguageModel):
     """Decoder whose residual streams fork and are pruned under a budget (arXiv 2510.00219).
 
-    Under ``allocation: global_topk`` the streams of a token depend on later tokens: scores are
-    labelled ``noncausal``, and generation computes the whole prefix again for every token. The
-    other allocations are strictly causal, exact, and decode with a cache.
+    Under ``allocation: global_topk`` the streams of a token depend on later tokens. Scores are
+    therefore labelled ``noncausal``, and generation recomputes the whole prefix for every token.
+    The other allocations are strictly causal, have exact likelihoods and decode with a cache.
 
     Args:
-        config: shape of the network, fork layers and budget.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network, fork layers and budget.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
 
     Raises:
-        ValueError: if it is to be compiled, and texts decide the number of streams.
+        ValueError: If ``compile`` is true and the number of streams depends on the text.
     """
 
     config: ThoughtbubblesConfig
@@ -58,28 +58,29 @@ class ThoughtbubblesLM(LanguageModel):
         super().__init__(config, optimizer, compile)
         if compile and self.adaptive_training:
             raise ValueError(
-                f"compile (true): under allocation {self.config.allocation} texts decide the "
-                "number of streams, so that most batches would compile anew; set compile: false, "
-                "or allocation: global_topk"
+                f"compile (true): under allocation {self.config.allocation} the number of streams "
+                "depends on the text, so most batches would recompile; set compile: false, or "
+                "allocation: global_topk"
             )
 
     @property
     def causal(self) -> bool:
-        """Whether the allocation used in evaluation looks at earlier tokens only."""
+        """Whether the allocation in evaluation depends on earlier tokens only."""
         config = self.config
         if config.inference_allocation != "global_topk" or not config.fork_layers:
             return True
-        nobody_chooses = config.ratio == 1 or not config.competes(len(config.fork_layers) - 1)
-        return config.budget == "dynamic" and nobody_chooses
+        # no choice: either no fork fits into the budget, or all of them do
+        no_choice = config.ratio == 1 or not config.competes(len(config.fork_layers) - 1)
+        return config.budget == "dynamic" and no_choice
 
     @property
     def adaptive(self) -> bool:
-        """Whether the number of a text's streams depends on more than its length."""
+        """Whether the number of streams of a text depends on more than its length."""
         return self._depends_on_text(self.config.inference_allocation)
 
     @property
     def adaptive_training(self) -> bool:
-        """The same under the allocation of training."""
+        """Whether it does so under the allocation of training."""
         return self._depends_on_text(self.config.allocation)
 
     def _depends_on_text(self, allocation: str) -> bool:
@@ -93,7 +94,7 @@ class ThoughtbubblesLM(LanguageModel):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether ``score`` reads what several rows begin with once: if no later token counts."""
+        """Whether ``score`` reads a prefix shared by several rows once, as causality permits."""
         return self.causal and not self.compile_network
 
     def build_network(self) -> ThoughtbubblesNetwork:
@@ -102,22 +103,22 @@ class ThoughtbubblesLM(LanguageModel):
     def loss(self, batch: dict[str, Any]) -> LossOutput:
         """Returns the summed cross-entropy of the averaged distributions (eq. 11).
 
-        In training it also moves the thresholds of the fork layers.
+        In training it also updates the thresholds of the fork layers.
         """
         decoded = self._decode(batch)
         if self.training and torch.is_grad_enabled():
             self._observe(decoded.borders)
         targets, per_row = batch["targets"], None
-        number, device = decoded.token.shape[1], targets.device
+        num_states, device = decoded.token.shape[1], targets.device
         fixed = device.type != "cpu" or torch.compiler.is_compiling()
-        fits = number <= 4 * chunk_rows(device)
+        fits = num_states <= 4 * chunk_rows(device)
         if fixed and fits and self.config.allocation == "global_topk":
-            # dropping padding would sync with the device, and break a compiled graph; its logits
-            # are computed instead
-            states = _side_by_side(decoded, targets)
-            per_row = number, targets.shape[1]
+            # Dropping the padding would synchronise with the device and break a compiled graph, so
+            # its logits are computed too.
+            states = _keep_padding(decoded, targets)
+            per_row = num_states, targets.shape[1]
         else:
-            states = _flatten(decoded, targets)
+            states = _drop_padding(decoded, targets)
         mixture = states.h, self.network.output_matrix, states.log_p, states.owner
         nll = linear_mixture_cross_entropy(*mixture, states.targets, per_row=per_row)
         return LossOutput({"nll": Term(nll, (targets >= 0).sum(), "targets")})
@@ -126,30 +127,30 @@ class ThoughtbubblesLM(LanguageModel):
         """Returns log-probabilities of a window batch's targets.
 
         Raises:
-            ValueError: if thresholds decide that were not observed in training at this kappa.
+            ValueError: If the allocation is threshold and training observed none at this kappa.
 
         Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats;
         ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token;
-        ``thinking_steps``: ``executed`` (B, T) float64, streams of each token beyond its first, the
-        mean over the blocks, and ``most``, what they are at most; and ``flops``: ``flops`` (B,)
+        ``thinking_steps``: ``executed`` (B, T) float64, streams of each token beyond its first,
+        averaged over the blocks, and ``most``, their upper bound; and ``flops``: ``flops`` (B,)
         float64 of each row, and its ``tokens`` (B,) int64.
         """
         self._check_thresholds()
-        with uncompiled(self.adaptive):  # each number of streams would compile anew
+        with uncompiled(self.adaptive):  # each new number of streams would recompile
             decoded, before = self._decode_rows(batch)
         targets = batch["targets"]
         if decoded.streams is not None:
             self._record_streams(decoded.streams, before)
-        states, matrix = _flatten(decoded, targets), self.network.output_matrix
+        states, matrix = _drop_padding(decoded, targets), self.network.output_matrix
         mixture = states.h, matrix, states.log_p, states.owner
         if wants("entropy"):
             entropy = mixture_entropies(*mixture, len(states.targets))
             record("entropy", entropy=entropy.view_as(targets))
         below = self.config.vocab_size if wants("greedy") else None
-        found = mixture_scores(*mixture, states.targets, below)
-        if found.greedy is not None:
-            record("greedy", greedy=found.greedy.view_as(targets))
-        log_prob = found.log_prob.view_as(targets)
+        result = mixture_scores(*mixture, states.targets, below)
+        if result.greedy is not None:
+            record("greedy", greedy=result.greedy.view_as(targets))
+        log_prob = result.log_prob.view_as(targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(targets)), num_targets, self.likelihood)
 
@@ -171,7 +172,7 @@ class ThoughtbubblesLM(LanguageModel):
     def decode_step(
         self, cache: StreamCache | PrefixCache, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
+        """Returns next-token logits (B, V) after ``tokens`` (B,), for which every row is ready.
 
         Records ``generated_steps``: ``steps`` (B,) float64, see ``thinking_steps`` in ``score``.
         """
@@ -190,18 +191,18 @@ class ThoughtbubblesLM(LanguageModel):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the nominal FLOPs per token at sequences of ``context`` tokens, forks included.
 
-        Those of min(kappa, 2 N) streams after every fork layer. The causal allocations keep more
-        or fewer: what ran is what ``score`` records.
+        Assumes min(kappa, 2 N) streams after each fork layer. The causal allocations keep more or
+        fewer; ``score`` records the FLOPs that were executed.
         """
         parts = self.flops_by_part(context)
         flops = sum(parts.values())
         return training_flops(flops, flops - parts["output"], self.config) if training else flops
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        """Returns the forward FLOPs per token, those of all its streams, by what they are spent on.
+        """Returns the forward FLOPs per token, over all its streams, by part of the network.
 
-        For as many streams as ``flops_per_token``; ``forking`` is their scores at the fork layers,
-        none of whose other work is a product of matrices.
+        Assumes as many streams as ``flops_per_token``. ``forking`` counts the scores at the fork
+        layers, their only matrix product.
         """
         return self._parts(self.config.streams_by_layer(context), context)
 
@@ -209,31 +210,35 @@ class ThoughtbubblesLM(LanguageModel):
         """Returns the FLOPs of generating a token in a context of ``context`` tokens.
 
         Args:
-            context: tokens.
-            steps: streams of a token beyond its first, the mean over tokens and blocks: shared out
-                over the blocks as the budget would; None: those of the budget.
+            context: Number of tokens of the context.
+            steps: Streams of a token beyond its first, averaged over tokens and blocks and
+                distributed over the blocks in proportion to the budget. Defaults to the budget.
         """
         planned = self.passes_per_token(context) - 1
         if steps is None or planned == 0:
             return self.flops_per_token(context)
         share = steps / planned
         streams = self.config.streams_by_layer(context)
-        streams_taken = [context + (count - context) * share for count in streams]
-        return sum(self._parts(streams_taken, context).values())
+        executed = [context + (count - context) * share for count in streams]
+        return sum(self._parts(executed, context).values())
 
     def passes_per_token(self, context: int) -> float:
-        """Returns the nominal streams of a token, a mean over the blocks; see ``LanguageModel``."""
+        """Returns the nominal streams of a token, averaged over the blocks.
+
+        See ``LanguageModel.passes_per_token``.
+        """
         streams = self.config.streams_by_layer(context)
         return sum(streams) / len(streams) / context
 
     def _parts(self, streams: Sequence[float], context: int) -> dict[str, float]:
-        """Returns the FLOPs per token by part of ``context`` tokens with ``streams`` by block."""
+        """Returns the FLOPs per token by part, for ``context`` tokens and ``streams`` by block."""
         config = self.config
         parts = dict.fromkeys(("output", "self_attention", "feed_forward", "forking"), 0.0)
         for block, count in zip(self.network.blocks, streams, strict=True):
             assert isinstance(block, Block)
-            looking = linear_flops(block.attention) + 4.0 * config.dim * (count + 1) / 2
-            parts["self_attention"] += count / context * looking
+            # each stream attends to (N + 1) / 2 streams on average
+            attention = linear_flops(block.attention) + 4.0 * config.dim * (count + 1) / 2
+            parts["self_attention"] += count / context * attention
             parts["feed_forward"] += count / context * linear_flops(block.feed_forward)
         for fork, layer in zip(self.network.forks, config.fork_layers, strict=True):
             before = streams[layer - 1] if layer else context
@@ -248,7 +253,7 @@ class ThoughtbubblesLM(LanguageModel):
         return decoded
 
     def _decode_rows(self, batch: dict[str, Any]) -> tuple[Decoded, Tensor | None]:
-        """Returns the states of a batch to score, and the streams (L, B, P - 1) of its prefixes."""
+        """Returns the states of a batch to score and the streams (L, B, P - 1) of its prefixes."""
         count = wants("thinking_steps") or wants("flops")
         if "prefix" not in batch:
             return self._decode(batch, count), None
@@ -256,20 +261,20 @@ class ThoughtbubblesLM(LanguageModel):
         rows, tokens = batch["prefix_row"], batch["tokens"]
         cache = self.network.new_cache(len(prefix), prefix.shape[1] + 1 + tokens.shape[1])
         before = self.network(prefix, lengths, cache, count).streams
-        cache.select(rows)
+        cache.select(rows)  # one row for each prefix -> one for each continuation
         decoded = self.network(tokens, batch["mask"].sum(dim=1), cache, count)
         return decoded, None if before is None else before[:, rows]
 
     def _record_streams(self, streams: Tensor, before: Tensor | None = None) -> None:
-        """Records steps and FLOPs of a batch by the streams (L, B, T) that ran.
+        """Records thinking steps and FLOPs of a batch from its executed streams.
 
         Args:
-            streams: In each block, of each token.
-            before: The same (L, B, P) of tokens before these; they cost a row as much as if it had
-                read them alone.
+            streams: Streams (L, B, T) of each token in each block.
+            before: Streams (L, B, P) of a shared prefix, whose full cost is counted for each row.
         """
         blocks = [stop - start for start, stop in self.config.stretches]
-        most = sum((2**forks - 1) * number for forks, number in enumerate(blocks)) / len(streams)
+        # after n fork layers a token has at most 2^n streams
+        most = sum((2**forks - 1) * count for forks, count in enumerate(blocks)) / len(streams)
         record("thinking_steps", executed=_additional(streams), most=most)
         streams = streams if before is None else torch.cat((before, streams), dim=2)
         tokens = (streams[0] > 0).sum(dim=1)
@@ -278,14 +283,17 @@ class ThoughtbubblesLM(LanguageModel):
         record("flops", flops=torch.tensor(flops, dtype=torch.float64), tokens=tokens)
 
     def _check_thresholds(self) -> None:
-        """Refuses thresholds of another budget; a sanity check before training may do without."""
+        """Raises if thresholds are needed but missing or observed at another budget.
+
+        The sanity check before training may run without them.
+        """
         config = self.config
         last = len(config.fork_layers) - 1
         unused = config.inference_allocation != "threshold" or not config.competes(last)
         checking = self._trainer is not None and self._trainer.sanity_checking
         if self.training or unused or checking:
             return
-        fork = self.network.forks[last]  # where any compete, those of the last one do
+        fork = self.network.forks[last]  # streams compete there if they compete anywhere
         assert isinstance(fork, ForkLayer)
         observed = float(fork.observed_ratio)
         if observed == 0:
@@ -296,47 +304,46 @@ class ThoughtbubblesLM(LanguageModel):
         if not math.isclose(observed, config.ratio, rel_tol=1e-6):
             raise ValueError(
                 f"kappa ({config.kappa}): the thresholds were observed at {observed:g}L in "
-                "training; leave kappa as it was, or choose another eval_allocation"
+                "training; use that kappa, or choose another eval_allocation"
             )
 
     def _observe(self, borders: Tensor) -> None:
-        """Moves the thresholds by the mean over ranks of the kappa-th scores."""
+        """Updates the thresholds with the kappa-th scores, averaged over ranks."""
         if self._trainer is not None and self.trainer.world_size > 1:
             borders = self.trainer.strategy.reduce(borders, reduce_op="mean")
         self.network.observe(borders)
 
     def _next_token(self, decoded: Decoded, last: Tensor) -> Tensor:
-        """Returns log-probabilities (B, V) after token ``last`` (B,) of each row."""
-        own = decoded.token == last[:, None]
-        most = int(own.sum(dim=1).max())
-        places = own.int().topk(most, dim=1).indices  # the token's streams, padded by others
-        alive = own.gather(1, places)
-        log_p = decoded.log_p.gather(1, places).masked_fill(~alive, -torch.inf)
-        states = decoded.states.gather(
-            1, places[..., None].expand(-1, -1, decoded.states.shape[-1])
-        )
+        """Returns log-probabilities (B, V) of the token after index ``last`` (B,) of each row."""
+        is_last = decoded.token == last[:, None]  # (B, N), the states of token ``last``
+        most = int(is_last.sum(dim=1).max())
+        # (B, most), indices of these states; rows with fewer are filled up with other states
+        index = is_last.int().topk(most, dim=1).indices
+        alive = is_last.gather(1, index)
+        log_p = decoded.log_p.gather(1, index).masked_fill(~alive, -torch.inf)
+        states = decoded.states.gather(1, index[..., None].expand(-1, -1, decoded.states.shape[-1]))
         matrix = self.network.output_matrix.to(states.dtype)
-        own_log_prob = logits(states.flatten(0, 1), matrix).log_softmax(dim=-1)
-        own_log_prob = own_log_prob.view(len(last), most, -1)
-        mixed = (own_log_prob + log_p[..., None]).logsumexp(dim=1)
-        return mixed - log_p.logsumexp(dim=1, keepdim=True)
+        log_prob = logits(states.flatten(0, 1), matrix).log_softmax(dim=-1)  # (B most, V)
+        log_prob = log_prob.view(len(last), most, -1)
+        mixed = (log_prob + log_p[..., None]).logsumexp(dim=1)  # log sum_j P_j p_j, (B, V)
+        return mixed - log_p.logsumexp(dim=1, keepdim=True)  # less log sum_j P_j (eq. 11)
 
 
 def _additional(streams: Tensor) -> Tensor:
-    """Returns the streams (B, T) of tokens beyond their first, the mean over the blocks, float64.
+    """Returns the streams (B, T) of each token beyond its first, averaged over blocks, float64.
 
     Args:
-        streams: int64 (L, B, T) in each block, 0 in padding.
+        streams: int64 (L, B, T), streams in each block, 0 in padding.
     """
     return (streams - 1).clamp(min=0).sum(dim=0).double() / len(streams)
 
 
 LOG_ZERO = -1e9
-"""Log of a weight that is none; finite, for a token that has no state."""
+"""Stands for log 0. It is finite, so that a token without any state has no nan."""
 
 
 class _States(NamedTuple):
-    """States of a batch side by side, as the mixture functions take them."""
+    """Flat states of a batch, in the form that the mixture functions take."""
 
     h: Tensor
     log_p: Tensor
@@ -344,23 +351,23 @@ class _States(NamedTuple):
     targets: Tensor
 
 
-def _side_by_side(decoded: Decoded, targets: Tensor) -> _States:
-    """Returns the states of all rows; padding weighs nothing in the last token of its row."""
+def _keep_padding(decoded: Decoded, targets: Tensor) -> _States:
+    """Flattens the states of all rows; padding joins the last token of its row with weight 0."""
     rows, num_tokens = targets.shape
-    real = decoded.token < num_tokens
+    real = decoded.token < num_tokens  # (B, N)
     first = num_tokens * torch.arange(rows, device=targets.device)[:, None]
-    owner = first + decoded.token.clamp(max=num_tokens - 1)
+    owner = first + decoded.token.clamp(max=num_tokens - 1)  # (B, N), index among B T targets
     log_p = decoded.log_p.masked_fill(~real, LOG_ZERO)
     return _States(
         decoded.states.flatten(0, 1), log_p.flatten(), owner.flatten(), targets.flatten()
     )
 
 
-def _flatten(decoded: Decoded, targets: Tensor) -> _States:
-    """Returns the states of all rows, padding left out."""
+def _drop_padding(decoded: Decoded, targets: Tensor) -> _States:
+    """Flattens the states of all rows without padding."""
     rows, num_tokens = targets.shape
-    real = (decoded.token < num_tokens).flatten().nonzero()[:, 0]
+    real = (decoded.token < num_tokens).flatten().nonzero()[:, 0]  # indices into B N states
     first = num_tokens * torch.arange(rows, device=targets.device)[:, None]
-    owner = (decoded.token + first).flatten()
+    owner = (decoded.token + first).flatten()  # (B N,), index among B T targets
     h, log_p = decoded.states.flatten(0, 1)[real], decoded.log_p.flatten()[real]
     return _States(h, log_p, owner[real], targets.flatten())

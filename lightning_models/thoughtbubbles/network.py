@@ -1,4 +1,4 @@
-"""The forking decoder in pure torch, and its decoding caches."""
+"""The forking decoder in plain PyTorch, and its decoding caches."""
 
 from typing import NamedTuple
 
@@ -29,8 +29,8 @@ from lightning_models.transformer.network import TransformerNetwork
 class StreamCache:
     """Keys, values and scores of all earlier streams, for the strictly causal allocations.
 
-    Stretches of blocks between two fork layers have their own numbers of streams, and so their own
-    KV cache; rows advance at their own pace in each.
+    The number of streams changes at fork layers, so each stretch of blocks between two of them has
+    a separate KV cache, in which rows advance independently.
     """
 
     def __init__(
@@ -40,29 +40,30 @@ class StreamCache:
         capacity: int,
         device: torch.device | str | None = None,
     ) -> None:
-        """Allows for ``capacity`` tokens a row, whatever they fork into."""
+        """Reserves space for ``capacity`` tokens a row and the most streams they can fork into."""
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=device)
-        """int64 (B,): tokens of each row."""
+        """int64 (B,): number of tokens of each row."""
         self.window = config.allocation_window
         self.stretches = [
             StretchCache(stop - start, batch, capacity * 2**ordinal, device)
             for ordinal, (start, stop) in enumerate(config.stretches)
         ]
         self.histories: list[Tensor | None] = [None] * len(config.fork_layers)
-        """Per fork layer, window_topk's scores of the latest w - 1 tokens (B, w - 1, G)."""
+        """Scores of the latest w - 1 tokens (B, w - 1, G) at each fork layer, for window_topk."""
 
     def keep_history(self, ordinal: int, table: Tensor | None, counts: Tensor) -> None:
         """Keeps the scores of each row's latest tokens.
 
         Args:
-            ordinal: which fork layer.
-            table: (B, w - 1 + T, G), or None for rules without history.
-            counts: int64 (B,), how many of the T tokens each row has.
+            ordinal: Index of the fork layer.
+            table: Scores (B, w - 1 + T, G), or None for rules without a history.
+            counts: int64 (B,), number of real tokens among the T of each row.
         """
         if table is None:
             return
+        # A row with n of the T tokens ends at index w - 1 + n, so its latest w - 1 start at n.
         latest = torch.arange(self.window - 1, device=table.device)
-        index = (counts[:, None] + latest)[..., None].expand(-1, -1, table.shape[2])
+        index = (counts[:, None] + latest)[..., None].expand(-1, -1, table.shape[2])  # (B, w-1, G)
         self.histories[ordinal] = table.gather(1, index)
 
     def select(self, rows: Tensor) -> None:
@@ -74,30 +75,29 @@ class StreamCache:
 
 
 class StretchCache(KVCache):
-    """The KV cache of a stretch of blocks, with the scores of the streams in it."""
+    """KV cache of a stretch of blocks, with the scores of the cached streams."""
 
     def __init__(
         self, num_layers: int, batch: int, capacity: int, device: torch.device | str | None
     ) -> None:
-        """Allows for ``capacity`` streams a row; the scores take one more layer of the cache."""
-        super().__init__(num_layers + 1, batch, capacity, device)
+        super().__init__(num_layers + 1, batch, capacity, device)  # one more layer for the scores
 
     def append_scores(self, log_p: Tensor) -> Tensor:
-        """Writes log P (B, N) of new streams; returns those of all keys (B, N_all)."""
-        scores = log_p[:, None, :, None]
+        """Appends log P (B, N) of new streams and returns log P of all keys (B, N_all)."""
+        scores = log_p[:, None, :, None]  # one head with one channel, (B, 1, N, 1)
         return self.layers[-1].append(scores, scores)[0][:, 0, :, 0]
 
 
 class PrefixCache:
-    """The tokens so far, for global_topk: a new token may change who survived before it."""
+    """The tokens so far, for global_topk, where a new token may change which streams survive."""
 
     def __init__(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> None:
-        """Keeps all but the last token of each right-padded prompt (B, P)."""
+        """Stores all but the last token of each right-padded prompt (B, P)."""
         self.tokens = torch.nn.functional.pad(prompts, (0, max_new_tokens))
         self.lengths = lengths - 1
 
     def append(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds ``tokens`` (B,); returns all tokens (B, longest) and lengths (B,)."""
+        """Appends ``tokens`` (B,) and returns all tokens (B, longest) with their lengths (B,)."""
         self.tokens = self.tokens.scatter(1, self.lengths[:, None], tokens[:, None])
         self.lengths = self.lengths + 1
         return self.tokens[:, : int(self.lengths.max())], self.lengths
@@ -111,18 +111,18 @@ class PrefixCache:
 
 
 class Decoded(NamedTuple):
-    """Normed states that together predict each token's successor (eq. 11)."""
+    """Normed states whose mixture predicts the next token at each position (eq. 11)."""
 
     states: Tensor
-    """(B, N, D), those of one token next to each other."""
+    """(B, N, D), grouped by token."""
     log_p: Tensor
-    """(B, N) float32, log of each state's weight; of one token they need not add up to 1."""
+    """(B, N) float32, log of each state's weight, not normalised over the states of a token."""
     token: Tensor
-    """int64 (B, N), which of the T tokens a state belongs to; T in padding."""
+    """int64 (B, N), index of the token that a state belongs to; T in padding."""
     borders: Tensor
-    """(fork layers,) float32, kappa-th score at each in training; nan where nothing competes."""
+    """(fork layers,) float32, kappa-th score of each in training; nan if nothing competes."""
     streams: Tensor | None
-    """int64 (L, B, T), streams of each token in each block, 0 for padding; None unless counted."""
+    """int64 (L, B, T), streams of each token in each block, 0 for padding. None unless counted."""
 
 
 class AttenuatedBlock(Block):
@@ -141,17 +141,17 @@ class AttenuatedBlock(Block):
         """Returns the streams (B, N, D) after this block.
 
         Args:
-            x: streams (B, N, D).
-            rope: rotation tables of their positions.
-            cache: earlier keys and values.
-            key_bias: (B, N_all) scaled log P of every key.
-            mask: see ``SelfAttention``.
-            log_p: (B, N) log P; None: all scores are 1, and this is a plain block.
+            x: Streams (B, N, D).
+            rope: Rotation tables of their positions.
+            cache: Earlier keys and values.
+            key_bias: Scaled log P (B, N_all) of every key.
+            mask: See ``SelfAttention``.
+            log_p: log P (B, N). If None, all scores are 1 and this is a plain block.
         """
         if log_p is None:
             return super().forward(x, rope=rope, cache=cache, mask=mask)
         p = log_p.exp().to(x.dtype)  # (B, N)
-        seen = self.attention(
+        attended = self.attention(
             self.attention_norm(x),
             rope=rope,
             cache=cache,
@@ -159,15 +159,15 @@ class AttenuatedBlock(Block):
             mask=mask,
             value_scale=p,
         )
-        p = p[..., None]  # (B, N, 1)
-        x = x + p * self.dropout(seen)
+        p = p[..., None]  # (B, N, 1), scales each stream's residual writes
+        x = x + p * self.dropout(attended)
         return x + p * self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
 class ThoughtbubblesNetwork(TransformerNetwork):
-    """A plain decoder whose blocks are attenuated, with fork layers before some of them.
+    """A plain decoder with attenuated blocks, and fork layers before some of them.
 
-    Its parameters have the plain decoder's names; those of the fork layers are below ``forks``.
+    Parameters have the plain decoder's names, except for the fork layers under ``forks``.
     """
 
     config: ThoughtbubblesConfig
@@ -191,9 +191,9 @@ class ThoughtbubblesNetwork(TransformerNetwork):
 
         Args:
             tokens: int64 (B, T), padded on the right.
-            lengths: int64 (B,), tokens of each row; None: T.
-            cache: streams of earlier tokens; new ones are added.
-            count: whether the streams of each token are counted.
+            lengths: int64 (B,), number of tokens of each row. Defaults to T for all rows.
+            cache: Streams of earlier tokens, to which the new ones are appended.
+            count: Whether to count the streams of each token.
         """
         # N = T: one stream a token, with score 1
         streams = first_streams(self.embed(tokens, tokens), lengths)
@@ -219,7 +219,7 @@ class ThoughtbubblesNetwork(TransformerNetwork):
     def _fork(
         self, streams: ResidualStreams, lengths: Tensor, ordinal: int, cache: StreamCache | None
     ) -> tuple[ResidualStreams, Tensor]:
-        """Returns the streams after a fork layer, and its kappa-th score."""
+        """Returns the streams after a fork layer and the layer's kappa-th score."""
         config = self.config
         allocation = config.allocation if self.training else config.inference_allocation
         history = None if cache is None else cache.histories[ordinal]
@@ -231,34 +231,34 @@ class ThoughtbubblesNetwork(TransformerNetwork):
     def _run_stretch(
         self, streams: ResidualStreams, ordinal: int, cache: StreamCache | None
     ) -> ResidualStreams:
-        """Runs the blocks of a stretch; who the streams are stays the same meanwhile."""
-        # one less than in the paper: only differences count, and originals stand at plain positions
-        positions, log_p, mask, own = streams.positions() - 1, streams.log_p, None, None
+        """Runs the blocks of a stretch, within which the set of streams stays the same."""
+        # One less than in the paper, so that originals have the positions of a plain decoder;
+        # rotary attention depends on differences alone.
+        positions, log_p, mask, stretch = streams.positions() - 1, streams.log_p, None, None
         if cache is not None:
-            own = cache.stretches[ordinal]
+            stretch = cache.stretches[ordinal]
             positions = positions + cache.tokens[:, None]
-            mask = own.mask(positions.shape[1])
-            log_p = own.append_scores(log_p)
+            mask = stretch.mask(positions.shape[1])
+            log_p = stretch.append_scores(log_p)  # (B, N) -> (B, N_all)
         rope = rope_tables(positions, self.config.head_dim, self.config.rope_base)
-        # before the first fork all scores are 1
+        # before the first fork layer all scores are 1, and the blocks are plain
         key_bias = log_p * self.config.bias_factor if ordinal > 0 else None
         x = streams.x
-        # blocks between two fork layers: N, positions and scores stay
-        for place, index in enumerate(range(*self.config.stretches[ordinal])):
+        for layer, index in enumerate(range(*self.config.stretches[ordinal])):
             x = self.blocks[index](
                 x,
                 rope=rope,
-                cache=None if own is None else own.layers[place],
+                cache=None if stretch is None else stretch.layers[layer],
                 key_bias=key_bias,
                 mask=mask,
                 log_p=streams.log_p if ordinal > 0 else None,
             )
-        if own is not None:
-            own.advance(streams.lengths)
+        if stretch is not None:
+            stretch.advance(streams.lengths)
         return streams.with_x(x)
 
     def observe(self, borders: Tensor) -> None:
-        """Moves the thresholds of the fork layers towards ``borders`` (fork layers,)."""
+        """Updates the threshold of each fork layer with its entry of ``borders`` (fork layers,)."""
         for ordinal, border in enumerate(borders):
             fork = self.forks[ordinal]
             assert isinstance(fork, ForkLayer)
@@ -271,19 +271,20 @@ class ThoughtbubblesNetwork(TransformerNetwork):
 def _averaged(streams: ResidualStreams) -> ResidualStreams:
     """Returns one stream a token, sum_j P_j x_j / sum_j P_j.
 
-    The authors' code leaves the division out; a norm follows, and only its epsilon sees the scale,
-    which must not drown states of low scores.
+    The authors' code omits the division. A norm follows, so the scale only matters relative to its
+    epsilon, which would otherwise dominate states with low scores.
     """
     rows, _, width = streams.x.shape
     tokens = streams.num_tokens + 1
     # log sum_j P_j of each stream's token (B, N)
     total = segment_logsumexp(streams.log_p, streams.token, tokens).gather(1, streams.token)
-    # one sum over all rows: place of a stream's token among B (T + 1)
+    # index of each stream's token among the B (T + 1) tokens of all rows, (B N,)
     flat = (streams.token + tokens * torch.arange(rows, device=streams.x.device)[:, None]).flatten()
     wide = streams.x.to(torch.promote_types(streams.x.dtype, torch.float32))
-    weighted = (streams.log_p - total).exp().to(wide.dtype)[..., None] * wide
+    weighted = (streams.log_p - total).exp().to(wide.dtype)[..., None] * wide  # (B, N, D)
     sums = weighted.new_zeros(rows * tokens, width).index_add(0, flat, weighted.flatten(0, 1))
-    x = sums.view(rows, tokens, width)[:, :-1].to(streams.x.dtype)  # padding's row left out
+    x = sums.view(rows, tokens, width)[:, :-1].to(streams.x.dtype)  # (B, T, D), padding cut off
+    # (B, T), whether a token has any stream, which padding tokens do not
     alive = streams.token.new_zeros(rows, tokens).scatter(1, streams.token, 1)[:, :-1]
     token = torch.arange(tokens - 1, device=x.device).expand(rows, -1)
     token = torch.where(alive > 0, token, streams.num_tokens)

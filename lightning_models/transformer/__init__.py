@@ -1,7 +1,7 @@
 """The plain transformer decoder, in GPT-2 and LLaMA style: the control of every comparison.
 
 =============================================  =================================================
-what                                           where
+component                                      code
 =============================================  =================================================
 pre-norm decoder (GPT-2; LLaMA 2302.13971)     ``network.TransformerNetwork``
 training, scoring, cached decoding             ``module.TransformerLM``

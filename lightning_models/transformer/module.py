@@ -19,9 +19,9 @@ class TransformerLM(LanguageModel):
     """Plain autoregressive transformer, GPT-2 style (Radford et al. 2019) or LLaMA style.
 
     Args:
-        config: shape and style of the network.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape and style of the network.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: TransformerConfig
@@ -37,12 +37,12 @@ class TransformerLM(LanguageModel):
 
     @property
     def slots_per_token(self) -> int:
-        """Entries of the decoding cache that a token takes."""
+        """Number of entries of the decoding cache that a token takes."""
         return 1
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether ``score`` reads what several rows begin with once: where nothing is compiled."""
+        """Whether ``score`` reads a prefix shared by several rows once, unless it is compiled."""
         return self.causal and not self.compile_network
 
     def build_network(self) -> TransformerNetwork:
@@ -68,9 +68,9 @@ class TransformerLM(LanguageModel):
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 
     def states(self, batch: dict[str, Any], *options: Any) -> Tensor:
-        """Returns the normed states (B, T, D) of the batch's tokens, read after their prefixes.
+        """Returns the normed states (B, T, D) of the batch's tokens, given their prefixes if any.
 
-        Further arguments go to the network.
+        Further arguments are passed to the network.
         """
         if "prefix" not in batch:
             states: Tensor = self.network(batch["tokens"], None, *options)
@@ -85,7 +85,7 @@ class TransformerLM(LanguageModel):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> KVCache:
-        self.check_context(int(lengths.max()) + max_new_tokens - 1)  # the last is not read again
+        self.check_context(int(lengths.max()) + max_new_tokens - 1)  # the last token is never read
         slots = self.slots_per_token
         cache = self.network.new_cache(len(prompts), slots * (prompts.shape[1] + max_new_tokens))
         if prompts.shape[1] > 1:
@@ -94,7 +94,7 @@ class TransformerLM(LanguageModel):
         return cache
 
     def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        # Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
+        # Returns next-token logits (B, V) after ``tokens`` (B,), for which every row is ready.
         h = self.network(tokens[:, None], cache)
         cache.advance(self.slots_per_token)
         logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
@@ -107,7 +107,7 @@ class TransformerLM(LanguageModel):
         return training_flops(flops, flops - parts["output"], self.config) if training else flops
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        """Returns the forward FLOPs per token by what they are spent on; see ``LanguageModel``."""
+        """Returns the forward FLOPs per token by part of the network, see ``LanguageModel``."""
         parts = list(self.network.blocks.modules())
         projections = sum(linear_flops(part) for part in parts if isinstance(part, SelfAttention))
         return {

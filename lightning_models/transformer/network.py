@@ -21,7 +21,7 @@ class TransformerConfig(DecoderConfig):
     """A plain decoder: the defaults are GPT-2's; LLaMA style is rms, swiglu, rope, no bias.
 
     Raises:
-        ValueError: if sizes do not fit together; the message names key, value and cure.
+        ValueError: If sizes do not fit together; the message names key, value and cure.
     """
 
     num_kv_heads: int | None = None
@@ -147,11 +147,11 @@ class Backbone(nn.Module):
         """Returns the normed states (B, T, D) after all blocks and the final norm.
 
         Args:
-            x: input of the first block (B, T, D).
+            x: Input of the first block (B, T, D).
             positions: (T,) or (B, T), integer or fractional; used under rope only.
-            cache: earlier keys and values of every block.
+            cache: Earlier keys and values of every block.
             key_bias: (B, N) additive attention bias per key.
-            mask: see ``SelfAttention``.
+            mask: See ``SelfAttention``.
         """
         rope, config = None, self.config
         if self.position is None:

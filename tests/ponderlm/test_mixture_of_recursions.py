@@ -10,7 +10,7 @@ from lightning_models.ponderlm.baselines.mixture_of_recursions import (
     MoRConfig,
     MoRLM,
     choose,
-    places_of,
+    chosen_first,
     quota,
     quotas_of,
 )
@@ -265,7 +265,7 @@ def test_of_equal_logits_the_earlier_tokens_go_on():
 
 def test_the_chosen_come_first_and_in_order():
     chosen = torch.tensor([[False, True, False, True], [True, True, True, False]])
-    assert places_of(chosen, 3).tolist() == [[1, 3, 0], [0, 1, 2]]
+    assert chosen_first(chosen, 3).tolist() == [[1, 3, 0], [0, 1, 2]]
 
 
 # ---- compute

@@ -1,7 +1,7 @@
-"""Baselines of PonderLM-3: other ways to spend K more steps on a token.
+"""Baselines of PonderLM-3 with K additional steps a token.
 
 =========================================  =====================================================
-what                                       where
+baseline or component                      code
 =========================================  =====================================================
 looped decoder, Huginn, Ouro               ``recurrent_depth``
 pause tokens                               ``simple.PauseLM``
@@ -11,6 +11,6 @@ Mixture-of-Recursions; expert choice       ``mixture_of_recursions.MoRLM``,
 repeated blocks; scores and FLOPs by step  ``shared.RepeatedNetwork``, ``shared.DepthLM``
 =========================================  =====================================================
 
-PonderLM-2 is in ``ponderlm.module``: PonderLM-3 is built on it. The plain decoder, as deep or
-deeper, is ``transformer.TransformerLM``.
+PonderLM-2, on which PonderLM-3 is built, is in ``ponderlm.module``. The plain decoder of the same
+or greater depth is ``transformer.TransformerLM``.
 """

@@ -1,6 +1,6 @@
-"""Mixture-of-Recursions: one shared stack of blocks, applied again to the tokens a router picks.
+"""Mixture-of-Recursions: a shared stack of blocks, applied again to tokens chosen by a router.
 
-Tokens are chosen for the next recursion by rank, or by a threshold.
+Tokens are chosen for the next recursion by rank or by a threshold.
 """
 
 import math
@@ -17,28 +17,28 @@ from lightning_models.layers import KVCache, initialise, record, wants
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import linear_cross_entropy
 from lightning_models.outputs import Likelihood, LossOutput, Mean, Term
-from lightning_models.ponderlm.baselines.shared import DepthLM, RepeatedNetwork, places
+from lightning_models.ponderlm.baselines.shared import DepthLM, RepeatedNetwork, positions_and_mask
 from lightning_models.ponderlm.config import PonderingConfig
 from lightning_models.runtime import uncompiled
 
 Routing = Literal["threshold", "topk"]
 
 WIDTH_STEP = 64
-"""Threshold routing computes a multiple of this number of tokens a row: shapes seldom change."""
+"""Threshold routing pads the chosen tokens to a multiple of this, so shapes seldom change."""
 
 ROUNDING = 1e-9
-"""Taken off before rounding up: 0.55 * 100 in float64 is 55.00000000000001, and means 55."""
+"""Tolerance subtracted before rounding up, as 0.55 * 100 is 55.00000000000001 in float64."""
 
 
 class RecursionChoice(NamedTuple):
-    """Tokens that take one recursion, and the accuracy of the threshold rule on that choice."""
+    """Tokens that take a recursion, and the router's loss for predicting this choice."""
 
     chosen: Tensor
-    """Bool (B, T)."""
+    """Bool (B, T), true for chosen tokens."""
     router_loss: Tensor
-    """Summed cross-entropy, in nats, of sigmoid(logit) against having been chosen."""
+    """Summed cross-entropy, in nats, of sigmoid(logit) against ``chosen``."""
     decisions: Tensor
-    """Number of its summands: tokens of the recursion before, unless all of them take this one."""
+    """Number of its terms: candidates, or 0 if there is no choice by rank."""
 
 
 def quota(capacity: float, tokens: int) -> int:
@@ -49,21 +49,22 @@ def quota(capacity: float, tokens: int) -> int:
 def choose(
     logit: Tensor, candidates: Tensor, quotas: Tensor | None, *, everyone: bool = False
 ) -> RecursionChoice:
-    """Returns which candidates take a recursion.
+    """Chooses the candidates that take a recursion.
 
     Args:
-        logit: the router's, float32 or better (B, T).
-        candidates: who took the recursion before, bool (B, T).
-        quotas: how many of a row are chosen, int64 (B,), those of the highest logits, of equals
-            the earlier; None: all with sigmoid(logit) > 0.5.
-        everyone: whether all candidates take it, whatever their logits.
+        logit: Router logits (B, T), float32 or better.
+        candidates: Bool (B, T), true for tokens that took the previous recursion.
+        quotas: int64 (B,), number of tokens to choose in each row by the highest logits, earlier
+            ones first among equals. If None, tokens with sigmoid(logit) > 0.5 are chosen.
+        everyone: Whether all candidates take it regardless of their logits.
     """
     if everyone or quotas is None:
-        nothing = logit.new_zeros(())
+        zero = logit.new_zeros(())
         chosen = candidates if everyone else candidates & (logit > 0)
-        return RecursionChoice(chosen, nothing, nothing)
+        return RecursionChoice(chosen, zero, zero)
     order = logit.detach().masked_fill(~candidates, -math.inf)
     order = order.argsort(dim=1, descending=True, stable=True)  # (B, T), best first
+    # the argsort of a permutation is its inverse: the rank of each token
     chosen = candidates & (order.argsort(dim=1) < quotas[:, None])
     nats = F.binary_cross_entropy_with_logits(logit, chosen.to(logit.dtype), reduction="none")
     loss = nats.masked_fill(~candidates, 0.0).sum()
@@ -71,77 +72,76 @@ def choose(
 
 
 def quotas_of(capacity: float, tokens: Tensor) -> Tensor:
-    """Returns ``quota`` of each number of tokens, int64 (B,)."""
+    """Returns ``quota`` for each of several token counts, int64 (B,)."""
     return (capacity * tokens.double() - ROUNDING).ceil().long()
 
 
-def places_of(chosen: Tensor, width: int) -> Tensor:
+def chosen_first(chosen: Tensor, width: int) -> Tensor:
     """Returns indices (B, width) of the chosen tokens of each row in order, then of others.
 
-    The others come after the chosen ones, so that causality hides them.
+    The others follow the chosen ones, so that causality hides them.
     """
+    # a stable sort of False before True keeps the order within both groups
     order = torch.sort((~chosen).to(torch.int8), dim=1, stable=True).indices
     return order[:, :width]
 
 
 def width_of(chosen: Tensor) -> int:
-    """Returns a width that all chosen tokens of the fullest row fit in; 0 if there are none."""
+    """Returns the padded width for the chosen tokens of the fullest row, 0 if there are none."""
     most = int(chosen.sum(dim=1).max()) if chosen.numel() else 0
     return min(chosen.shape[1], math.ceil(most / WIDTH_STEP) * WIDTH_STEP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoRConfig(PonderingConfig):
-    """A shared stack applied once to all tokens, then up to ``thinking_steps`` K times to some.
+    """A shared stack, applied once to all tokens and up to K = ``thinking_steps`` times to some.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     capacities: tuple[float, ...] = (0.9, 0.8, 0.73)
-    """Share of a text's tokens that takes each of the K extra recursions, in training. The first
-    application has capacity 1. These execute 2.43 steps a token, as in PonderLM-3's Table 2."""
+    """Fraction of a text's tokens that takes each of the K extra recursions in training. The
+    defaults execute 2.43 steps a token, as in PonderLM-3's Table 2."""
     router_weight: float = 1e-3
     """Weight of the routers' cross-entropy in the objective."""
     eval_routing: Routing = "threshold"
-    """How texts are scored: by each token's own router, causally, or by rank as in training, which
-    depends on later tokens. Generation routes by threshold in either case."""
+    """Routing in scoring: by threshold, which is causal, or by rank as in training, which depends
+    on later tokens. Generation always routes by threshold."""
 
     def __post_init__(self) -> None:
-        """Checks the capacities, and what the family checks."""
         super().__post_init__()
         capacities = self.capacities
         if len(capacities) != self.thinking_steps:
             raise ValueError(
-                f"capacities ({capacities}) must be as many as thinking_steps "
-                f"({self.thinking_steps}); give one for each extra recursion"
+                f"capacities ({capacities}) must have thinking_steps ({self.thinking_steps}) "
+                "values; give one for each extra recursion"
             )
         if any(not 0 < c <= 1 for c in capacities) or sorted(capacities)[::-1] != [*capacities]:
             raise ValueError(
-                f"capacities ({capacities}) must be in (0, 1] and none above the one before: a "
-                "recursion takes its tokens from those of the recursion before"
+                f"capacities ({capacities}) must be in (0, 1] and non-increasing: a recursion "
+                "chooses among the tokens of the previous one"
             )
         if self.router_weight < 0:
             raise ValueError(f"router_weight ({self.router_weight}) must not be negative")
 
-    def everyone(self, number: int) -> bool:
-        """Returns whether extra recursion ``number``, from 0, keeps all tokens of the one before.
+    def everyone(self, recursion: int) -> bool:
+        """Returns whether extra recursion ``recursion`` (0-based) keeps all previous tokens.
 
-        Then there is nothing to choose, in training or outside of it.
+        In that case there is no choice, in training or outside of it.
         """
-        return self.capacities[number] == (1.0, *self.capacities)[number]
+        return self.capacities[recursion] == (1.0, *self.capacities)[recursion]
 
     @property
     def chooses(self) -> bool:
-        """Whether there is anything to choose."""
-        return not all(self.everyone(number) for number in range(self.thinking_steps))
+        """Whether any recursion chooses among its candidates."""
+        return not all(self.everyone(recursion) for recursion in range(self.thinking_steps))
 
 
 class RecursionCache:
-    """Keys and values of each recursion, of the tokens that took it."""
+    """Keys and values of each recursion, for the tokens that took it."""
 
     def __init__(self, config: MoRConfig, batch: int, capacity: int, device: torch.device) -> None:
-        """Allows for ``capacity`` tokens a row."""
         self.recursions = [
             KVCache(config.num_layers, batch, capacity, device)
             for _ in range(config.thinking_steps + 1)
@@ -157,25 +157,25 @@ class Recursed(NamedTuple):
     """States of a text after its recursions."""
 
     states: Tensor
-    """Normed (B, T, D), or after each number of recursions (B, T, K+1, D)."""
+    """Normed states (B, T, D), or after each number of recursions (B, T, K+1, D)."""
     executed: Tensor
     """Extra recursions of each token, int64 (B, T)."""
     router_loss: Tensor
     """Summed cross-entropy of the routers, in nats; 0 unless tokens were chosen by rank."""
     decisions: Tensor
-    """Number of its summands."""
+    """Number of terms of the router loss."""
 
 
 class MoRNetwork(RepeatedNetwork):
-    """Hierarchical expert choice: a recursion picks its tokens from those of the one before.
+    """Hierarchical expert choice: a recursion chooses among the tokens of the previous one.
 
-    They attend among themselves, at their own positions, and are updated as
+    The chosen tokens attend to each other at their original positions and are updated as
     ``H + g (blocks(H) - H)`` with ``g = sigmoid(router(H))``; the others keep H.
     """
 
-    # NOTE(paper): H + g f(H) of arXiv 2507.10524, with f read as what the blocks add to H. With
-    # f(H) = blocks(H), which contains H, every recursion would add the whole stream once more; so
-    # g = 0 leaves a token as it was, and g = 1 for all is the looped decoder
+    # NOTE(paper): H + g f(H) of arXiv 2507.10524, where f is read as the update that the blocks add
+    # to H. With f(H) = blocks(H), which contains H, every recursion would add the whole stream
+    # again. Here g = 0 leaves a token unchanged, and g = 1 for all is the looped decoder.
     config: MoRConfig
 
     def __init__(self, config: MoRConfig) -> None:
@@ -192,34 +192,34 @@ class MoRNetwork(RepeatedNetwork):
         valid: Tensor | None = None,
         routing: Routing = "topk",
     ) -> Recursed:
-        """Returns the states of ``tokens`` (B, T) and what the routers did.
+        """Returns the states of ``tokens`` (B, T) and the decisions of the routers.
 
         Args:
-            tokens: int64, padded on the right.
-            cache: earlier tokens of each recursion; the valid new ones are added.
-            every_depth: whether states are those after each number of recursions.
-            valid: bool (B, T), which tokens are no padding; None: all. Only they are chosen.
-            routing: see ``choose``; ``topk`` counts the tokens at hand.
+            tokens: int64 (B, T), padded on the right.
+            cache: Earlier tokens of each recursion, to which the valid new ones are appended.
+            every_depth: Whether to return the states after each number of recursions.
+            valid: Bool (B, T), false in padding, which is never chosen. Defaults to all.
+            routing: Choice by rank among these tokens (``topk``) or by threshold, see ``choose``.
         """
         valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
-        own = None if cache is None else cache.recursions[0]
-        positions, mask = places(tokens.shape[1], own, tokens.device)
+        kv = None if cache is None else cache.recursions[0]
+        positions, mask = positions_and_mask(tokens.shape[1], kv, tokens.device)
         x = self.embed(tokens, positions)
-        x = self.apply_blocks(x, self.rope(positions), cache=own, mask=mask)
-        if own is not None:
-            own.advance(valid.sum(dim=1))
+        x = self.apply_blocks(x, self.rope(positions), cache=kv, mask=mask)
+        if kv is not None:
+            kv.advance(valid.sum(dim=1))
         chosen, executed = valid, torch.zeros_like(tokens)
         loss = decisions = torch.zeros((), device=x.device)
         streams = [x]
-        for number in range(self.config.thinking_steps):
-            logit = self.route(x, number)
+        for recursion in range(self.config.thinking_steps):
+            logit = self.route(x, recursion)
             quotas = None
             if routing == "topk":
-                quotas = quotas_of(self.config.capacities[number], valid.sum(dim=1))
-            choice = choose(logit, chosen, quotas, everyone=self.config.everyone(number))
+                quotas = quotas_of(self.config.capacities[recursion], valid.sum(dim=1))
+            choice = choose(logit, chosen, quotas, everyone=self.config.everyone(recursion))
             chosen, executed = choice.chosen, executed + choice.chosen
             loss, decisions = loss + choice.router_loss, decisions + choice.decisions
-            x = self.recurse(x, logit, chosen, positions, number, routing, cache)
+            x = self.recurse(x, logit, chosen, positions, recursion, routing, cache)
             streams.append(x)
         states = [
             self.norm(x) for x in (streams if every_depth else streams[-1:])
@@ -227,9 +227,9 @@ class MoRNetwork(RepeatedNetwork):
         out = torch.stack(states, dim=2) if every_depth else states[0]
         return Recursed(out, executed, loss, decisions)
 
-    def route(self, x: Tensor, number: int) -> Tensor:
-        """Returns the router's logits (B, T) on a stream (B, T, D), in float32 or better."""
-        router = self.routers[number]
+    def route(self, x: Tensor, recursion: int) -> Tensor:
+        """Returns router logits (B, T) for the stream (B, T, D), in float32 or better."""
+        router = self.routers[recursion]
         assert isinstance(router, nn.Linear)
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
@@ -242,38 +242,40 @@ class MoRNetwork(RepeatedNetwork):
         logit: Tensor,
         chosen: Tensor,
         positions: Tensor,
-        number: int,
+        recursion: int,
         routing: Routing,
         cache: RecursionCache | None,
     ) -> Tensor:
-        """Returns the stream (B, T, D) after extra recursion ``number`` of the chosen tokens.
+        """Returns the stream (B, T, D) after the chosen tokens took an extra recursion.
 
-        The shapes of ``topk`` are fixed; ``threshold`` computes as much as the fullest row needs,
-        and nothing if no row takes the recursion.
+        The shapes are fixed under ``topk``. Under ``threshold`` they depend on the fullest row, and
+        nothing is computed if no token was chosen.
         """
         num_tokens = x.shape[1]
         by_rank = routing == "topk"
-        width = quota(self.config.capacities[number], num_tokens) if by_rank else width_of(chosen)
+        capacity = self.config.capacities[recursion]
+        width = quota(capacity, num_tokens) if by_rank else width_of(chosen)
         if width == 0:
             return x
-        where = places_of(chosen, width)  # (B, width)
-        index = where[..., None].expand(-1, -1, x.shape[2])  # (B, width, D)
-        mine = x.gather(1, index)
-        rope = self.rope(positions.expand(len(x), num_tokens).gather(1, where))
-        own = None if cache is None else cache.recursions[number + 1]
-        mask = None if own is None else own.mask(width)
-        out = self.apply_blocks(mine, rope, cache=own, mask=mask)
-        if own is not None:
-            own.advance(chosen.sum(dim=1))
-        gate = (logit.sigmoid() * chosen).gather(1, where)[..., None].to(x.dtype)  # (B, width, 1)
-        return x.scatter(1, index, mine + gate * (out - mine))
+        token = chosen_first(chosen, width)  # (B, width)
+        index = token[..., None].expand(-1, -1, x.shape[2])  # (B, width, D)
+        selected = x.gather(1, index)  # (B, width, D)
+        rope = self.rope(positions.expand(len(x), num_tokens).gather(1, token))
+        kv = None if cache is None else cache.recursions[recursion + 1]
+        mask = None if kv is None else kv.mask(width)
+        out = self.apply_blocks(selected, rope, cache=kv, mask=mask)
+        if kv is not None:
+            kv.advance(chosen.sum(dim=1))
+        # (B, width, 1), 0 for tokens that only fill up the width, which keep their state
+        gate = (logit.sigmoid() * chosen).gather(1, token)[..., None].to(x.dtype)
+        return x.scatter(1, index, selected + gate * (out - selected))
 
     def new_cache(self, batch: int, capacity: int) -> RecursionCache:  # type: ignore[override]
         return RecursionCache(self.config, batch, capacity, self.embedding.weight.device)
 
 
-class _Read(NamedTuple):
-    """Recursions (B, P) int64 of the tokens of prefixes, and which of them are no padding."""
+class _Prefix(NamedTuple):
+    """Extra recursions (B, P) int64 of the tokens of prefixes, and the mask of real tokens."""
 
     executed: Tensor
     real: Tensor
@@ -282,14 +284,14 @@ class _Read(NamedTuple):
 class MoRLM(DepthLM):
     """Mixture-of-Recursions with expert choice (arXiv 2507.10524).
 
-    In training a token is chosen by its rank in the whole text, later tokens included. The routers
-    learn to decide by the token alone; scoring and generation use that decision, causally, unless
-    ``eval_routing`` is ``topk``.
+    In training tokens are chosen by rank in the whole text, including later tokens. The routers
+    learn to predict this choice from the token alone. Scoring and generation use their prediction,
+    which is causal, unless ``eval_routing`` is ``topk``.
 
     Args:
-        config: shape of the network, recursions and routers.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network, recursions and routers.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: MoRConfig
@@ -305,17 +307,17 @@ class MoRLM(DepthLM):
 
     @property
     def causal(self) -> bool:
-        """Whether scoring routes tokens without looking at later ones."""
+        """Whether the routing of a token in scoring is independent of later tokens."""
         return self.config.eval_routing == "threshold" or not self.config.chooses
 
     @property
     def likelihood(self) -> Likelihood:
-        """``exact`` where it is causal, else ``noncausal``."""
+        """``exact`` if scoring is causal, else ``noncausal``."""
         return "exact" if self.causal else "noncausal"
 
     @property
     def adaptive(self) -> bool:
-        """Whether more than a text's length decides how many of its tokens take a recursion."""
+        """Whether the number of recursions of a text depends on more than its length."""
         return self.config.eval_routing == "threshold" and self.config.chooses
 
     def build_network(self) -> MoRNetwork:
@@ -325,32 +327,31 @@ class MoRLM(DepthLM):
         return self.network.routers.parameters()
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
-        """Returns the cross-entropy under expert choice, and that of the routers.
+        """Returns the cross-entropy under expert choice and the cross-entropy of the routers.
 
-        Also logs ``executed_steps``, extra recursions of a token with a target.
+        Also logs ``executed_steps``, the extra recursions of tokens with a target.
         """
         targets, valid = batch["targets"], batch.get("mask")
-        found: Recursed = self.network(batch["tokens"], valid=valid, routing="topk")
-        nll = linear_cross_entropy(found.states, self.network.output_matrix, targets)
+        recursed: Recursed = self.network(batch["tokens"], valid=valid, routing="topk")
+        nll = linear_cross_entropy(recursed.states, self.network.output_matrix, targets)
         counted = targets >= 0
         output = LossOutput({"nll": Term(nll, counted.sum(), "targets")})
         if self.config.chooses:
-            output.terms["router"] = Term(
-                self.config.router_weight * found.router_loss, found.decisions
-            )
-        output.stats["executed_steps"] = Mean((found.executed * counted).sum(), counted.sum())
+            router_loss = self.config.router_weight * recursed.router_loss
+            output.terms["router"] = Term(router_loss, recursed.decisions)
+        output.stats["executed_steps"] = Mean((recursed.executed * counted).sum(), counted.sum())
         return output
 
     def read(self, batch: dict[str, Any], every_depth: bool) -> tuple[Tensor, Tensor]:
-        """Returns states and executed recursions by ``eval_routing``; see ``DepthLM``.
+        """Returns states and executed recursions under ``eval_routing``, see ``DepthLM``.
 
         Records ``flops``, see ``LanguageModel.adaptive``.
         """
         valid = batch.get("mask", torch.ones_like(batch["tokens"], dtype=torch.bool))
-        # A threshold takes another number of tokens from each batch: each would compile anew.
+        # Under a threshold the number of tokens differs by batch, and each would recompile.
         with uncompiled(self.config.eval_routing == "threshold"):
             cache, before = self._prefix(batch)
-            found: Recursed = self.network(
+            recursed: Recursed = self.network(
                 batch["tokens"],
                 cache,
                 every_depth,
@@ -358,25 +359,25 @@ class MoRLM(DepthLM):
                 routing=self.config.eval_routing,
             )
         if wants("flops"):
-            executed, real = found.executed, valid
-            if before is not None:  # a row costs what it does alone
+            executed, real = recursed.executed, valid
+            if before is not None:  # each row is charged for its whole prefix
                 executed = torch.cat((before.executed, executed), dim=1)
                 real = torch.cat((before.real, real), dim=1)
             flops = self._executed_flops(executed, real)
             record("flops", flops=flops, tokens=real.sum(dim=1))
-        return found.states, found.executed
+        return recursed.states, recursed.executed
 
-    def _prefix(self, batch: dict[str, Any]) -> tuple[RecursionCache | None, _Read | None]:
-        """Returns for each row a copy of the cache of its prefix, and what its tokens executed."""
+    def _prefix(self, batch: dict[str, Any]) -> tuple[RecursionCache | None, _Prefix | None]:
+        """Returns for each row a copy of its prefix's cache and the recursions of its tokens."""
         if "prefix" not in batch:
             return None, None
         tokens, rows = batch["prefix"][:, :-1], batch["prefix_row"]
         cache = self.network.new_cache(len(tokens), tokens.shape[1] + 1 + batch["tokens"].shape[1])
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        real = place < batch["prefix_lengths"][:, None] - 1
-        found: Recursed = self.network(tokens, cache, valid=real, routing="threshold")
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        real = positions < batch["prefix_lengths"][:, None] - 1
+        recursed: Recursed = self.network(tokens, cache, valid=real, routing="threshold")
         cache.select(rows)
-        return cache, _Read(found.executed[rows], real[rows])
+        return cache, _Prefix(recursed.executed[rows], real[rows])
 
     def init_cache(  # type: ignore[override]
         self,
@@ -395,33 +396,33 @@ class MoRLM(DepthLM):
     def decode_step(  # type: ignore[override]
         self, cache: RecursionCache, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
+        """Returns next-token logits (B, V) after ``tokens`` (B,), for which every row is ready.
 
         Records ``generated_steps``: ``steps`` (B,) int64, the additional steps of each token.
         """
-        found: Recursed = self.network(tokens[:, None], cache, routing="threshold")
-        record("generated_steps", steps=found.executed[:, 0])
-        h = found.states
+        recursed: Recursed = self.network(tokens[:, None], cache, routing="threshold")
+        record("generated_steps", steps=recursed.executed[:, 0])
+        h = recursed.states
         logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
         return logits.float(), torch.ones_like(tokens, dtype=torch.bool)
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        """Returns the forward FLOPs per token under expert choice, by part; see ``LanguageModel``.
+        """Returns the forward FLOPs per token under expert choice, by part, see ``LanguageModel``.
 
-        Threshold routing costs as much where it takes as many tokens as the capacities set; what it
-        takes is what ``score`` records.
+        Threshold routing costs the same if it chooses as many tokens as the capacities; ``score``
+        records the FLOPs that were executed.
         """
         shares = [quota(capacity, context) / context for capacity in self.config.capacities]
         return self.flops_of_shares(context, shares)
 
     def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
-        """Returns the forward FLOPs per token by part, where tokens take ``steps`` recursions.
+        """Returns the forward FLOPs per token by part if tokens take ``steps`` extra recursions.
 
-        Recursions are taken to be shared out like the capacities, scaled to fewer steps or, for
-        more, moved towards 1; only attention depends on that.
+        Assumes that recursions are distributed in proportion to the capacities, which are scaled
+        down for fewer steps and moved towards 1 for more. Only attention depends on this.
 
         Raises:
-            ValueError: if there are fewer.
+            ValueError: If ``steps`` is not between 0 and ``thinking_steps``.
         """
         capacities, most = self.config.capacities, self.config.thinking_steps
         if not 0 <= steps <= most:
@@ -437,7 +438,8 @@ class MoRLM(DepthLM):
     def _executed_flops(self, executed: Tensor, valid: Tensor) -> Tensor:
         """Returns the FLOPs (B,) float64 of texts whose tokens (B, T) took ``executed`` steps."""
         depths = torch.arange(1, self.config.thinking_steps + 1, device=executed.device)
-        taken = ((executed[..., None] >= depths) & valid[..., None]).sum(dim=1).tolist()  # (B, K)
+        # (B, T, K) -> (B, K), number of tokens in each recursion
+        taken = ((executed[..., None] >= depths) & valid[..., None]).sum(dim=1).tolist()
         lengths = [max(1, length) for length in valid.sum(dim=1).tolist()]
         flops = [
             n * sum(self.flops_of_shares(n, [count / n for count in counts]).values())
@@ -446,11 +448,12 @@ class MoRLM(DepthLM):
         return torch.tensor(flops, dtype=torch.float64) * valid.any(dim=1).cpu()
 
     def flops_of_shares(self, context: int, shares: Sequence[float]) -> dict[str, float]:
-        """Returns the forward FLOPs per token by part, if such shares take the recursions."""
+        """Returns the forward FLOPs per token by part for given shares of tokens by recursion."""
         config, parts = self.config, self.plain_flops(context)
         projections = parts["self_attention"] - attention_flops(config, context)
         applied = [1.0, *shares]
-        keys = sum(share * (share * context + 1) / 2 for share in applied)  # that a token sees
+        # mean number of keys that a token attends to, summed over recursions
+        keys = sum(share * (share * context + 1) / 2 for share in applied)
         return {
             "output": parts["output"],
             "self_attention": sum(applied) * projections + keys * attention_flops(config, 1),

@@ -1,4 +1,4 @@
-"""Networks and LightningModules that the baselines of PonderLM-3 share."""
+"""Base classes of the baselines of PonderLM-3."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,17 +14,17 @@ from lightning_models.transformer import TransformerLM
 from lightning_models.transformer.network import TransformerNetwork
 
 
-def places(
+def positions_and_mask(
     num_new: int, cache: KVCache | None, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns positions (T,) or (B, T) of ``num_new`` entries, and their mask on a cache."""
+    """Returns positions (T,) or (B, T) of ``num_new`` entries and their attention mask, if any."""
     if cache is None:
         return torch.arange(num_new, device=device), None
     return cache.positions(num_new), cache.mask(num_new)
 
 
 class RepeatedNetwork(TransformerNetwork):
-    """One stack of blocks, applied up to K + 1 times to a text, with a cache for each time."""
+    """One stack of blocks, applied up to K + 1 times, with separate cache layers each time."""
 
     config: PonderingConfig
 
@@ -40,22 +40,22 @@ class RepeatedNetwork(TransformerNetwork):
         *,
         cache: KVCache | None = None,
         mask: Tensor | None = None,
-        number: int = 0,
+        application: int = 0,
         blocks: Iterable[nn.Module] | None = None,
         first: int | None = None,
     ) -> Tensor:
         """Returns the residual stream (B, T, D) after all blocks, before any norm.
 
         Args:
-            x: the stream before them (B, T, D).
-            rope: rotation tables of its positions.
-            cache: keys and values of earlier tokens.
-            mask: what ``cache.mask`` returned.
-            number: which application this is; each has separate layers in the cache.
-            blocks: Other blocks to apply than the repeated stack.
-            first: Their first layer in the cache; by default L ``number``.
+            x: Input of the first block (B, T, D).
+            rope: Rotation tables of its positions.
+            cache: Keys and values of earlier tokens.
+            mask: Mask from ``cache.mask``.
+            application: Index of this application, which has separate layers in the cache.
+            blocks: Blocks to apply. Defaults to the repeated stack.
+            first: First layer of the blocks in the cache. Defaults to L times ``application``.
         """
-        first = number * len(self.blocks) if first is None else first
+        first = application * len(self.blocks) if first is None else first
         for index, block in enumerate(self.blocks if blocks is None else blocks):
             layer = None if cache is None else cache.layers[first + index]
             x = block(x, rope=rope, cache=layer, mask=mask)
@@ -70,16 +70,16 @@ class RepeatedNetwork(TransformerNetwork):
 
 
 class DepthLM(TransformerLM):
-    """A decoder whose tokens take additional steps, all of them K unless a method overrides it."""
+    """A decoder whose tokens take K additional steps, unless a method overrides ``read``."""
 
     shards_blocks = False
     config: PonderingConfig
 
     def read(self, batch: dict[str, Any], every_depth: bool) -> tuple[Tensor, Tensor]:
-        """Returns the normed states of a batch for scoring, and its executed steps.
+        """Returns the normed states of a batch for scoring and its executed steps (B, T) int64.
 
-        The states are (B, T, D), or (B, T, K+1, D) with ``every_depth``: those after i steps, the
-        last of which predict. Executed steps are (B, T) int64.
+        The states are (B, T, D), or (B, T, K+1, D) after each number of steps with ``every_depth``,
+        the last of which predict.
         """
         states = self.states(batch, every_depth)
         return states, torch.full_like(batch["tokens"], self.config.thinking_steps)
@@ -87,7 +87,7 @@ class DepthLM(TransformerLM):
     def score(self, batch: dict[str, Any]) -> Scores:
         """Returns log-probabilities of a window batch's targets.
 
-        Records what ``step_scores`` records.
+        Records the statistics of ``step_scores``.
         """
         every_depth = wants("depth_losses")
         states, executed = self.read(batch, every_depth)
@@ -95,11 +95,11 @@ class DepthLM(TransformerLM):
         return step_scores(self, h, lambda: states, batch["targets"], executed)
 
     def generation_flops(self, context: int, steps: float | None = None) -> float:
-        """Returns the FLOPs of generating a token, the mean over a text of ``context`` tokens.
+        """Returns the FLOPs of generating a token, averaged over a text of ``context`` tokens.
 
         Args:
-            context: tokens.
-            steps: additional steps of a token on average; None: K.
+            context: Number of tokens of the text.
+            steps: Mean number of additional steps of a token. Defaults to K.
         """
         steps = self.config.thinking_steps if steps is None else steps
         return sum(self.flops_of_steps(context, steps).values())
@@ -108,9 +108,9 @@ class DepthLM(TransformerLM):
         return self.flops_of_steps(context, self.config.thinking_steps)
 
     def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
-        """Returns the forward FLOPs per token by part, where tokens take ``steps`` steps.
+        """Returns the forward FLOPs per token by part if tokens take ``steps`` additional steps.
 
-        Here every step is another application of the blocks to the whole text.
+        By default every step is another application of the blocks to the whole text.
         """
         parts = self.plain_flops(context)
         return {

@@ -1,4 +1,4 @@
-"""Looped decoders, pause tokens and PonderLM-1: every token takes the same additional steps."""
+"""Pause tokens and PonderLM-1, in which every token takes the same additional steps."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from lightning_models.flops import head_flops
 from lightning_models.layers import KVCache, initialise
 from lightning_models.optim import OptimizerConfig
 from lightning_models.output_layer import logits, product_dtype, row_chunks
-from lightning_models.ponderlm.baselines.shared import DepthLM, RepeatedNetwork, places
+from lightning_models.ponderlm.baselines.shared import DepthLM, RepeatedNetwork, positions_and_mask
 from lightning_models.ponderlm.config import PonderingConfig
 from lightning_models.transformer.network import TransformerNetwork
 
@@ -23,20 +23,20 @@ class PauseConfig(PonderingConfig):
     """A plain decoder with ``thinking_steps`` n pauses after every token.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
 
 class PauseNetwork(TransformerNetwork):
-    """A token owns n + 1 slots of one causal sequence, all at its position; the last predicts.
+    """One causal sequence of n + 1 slots a token, all at its position, the last of which predicts.
 
-    PonderLM-2's slots with a learned constant in place of the fed-back states, in one pass. The
-    pause is a separate parameter, drawn and scaled like a token's embedding: one row more of the
-    vocabulary, which no output can name.
+    These are PonderLM-2's slots with a learned constant instead of fed-back states, in one pass.
+    The pause is a separate parameter, initialised and scaled like a token embedding: an additional
+    row of the vocabulary that is never an output.
     """
 
-    # NOTE(paper): the public code takes an unused row of the vocabulary, and scales embeddings by
-    # sqrt(D) here, elsewhere by sqrt(2.5 D); one scale for all methods makes them comparable
+    # NOTE(paper): the public code uses an unused row of the vocabulary, and scales embeddings by
+    # sqrt(D) here but by sqrt(2.5 D) elsewhere. One scale for all methods makes them comparable.
     config: PauseConfig
 
     def __init__(self, config: PauseConfig) -> None:
@@ -51,14 +51,15 @@ class PauseNetwork(TransformerNetwork):
         """Returns the normed states (B, T, D) of the last pauses of ``tokens`` (B, T).
 
         Args:
-            tokens: int64, padded on the right.
-            cache: earlier slots; the caller then advances it by n + 1 a token.
-            every_depth: returns (B, T, n+1, D) instead, those of all slots.
+            tokens: int64 (B, T), padded on the right.
+            cache: Cache of earlier slots, which the caller then advances by n + 1 a token.
+            every_depth: Whether to return the states of all slots (B, T, n+1, D).
         """
         slots = self.config.thinking_steps + 1
-        place, mask = places(tokens.shape[1] * slots, cache, tokens.device)  # (T (n+1),)
+        index, mask = positions_and_mask(tokens.shape[1] * slots, cache, tokens.device)
         x = self.embed_slots(tokens).flatten(1, 2)  # (B, T (n+1), D)
-        h = self.run(x, place // slots, cache=cache, mask=mask)  # at the position of their token
+        # all slots of a token have its position
+        h = self.run(x, index // slots, cache=cache, mask=mask)
         h = h.unflatten(1, (-1, slots))  # (B, T, n+1, D)
         return h if every_depth else h[:, :, -1]
 
@@ -75,9 +76,9 @@ class PauseLM(DepthLM):
     """A decoder that reads n learned pauses after every token (arXiv 2310.02226).
 
     Args:
-        config: shape of the network and number of pauses.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network and number of pauses.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: PauseConfig
@@ -93,16 +94,16 @@ class PauseLM(DepthLM):
 
     @property
     def slots_per_token(self) -> int:
-        """The token's own slot and its pauses."""
+        """Number of slots of a token, including its pauses."""
         return self.config.thinking_steps + 1
 
     def build_network(self) -> PauseNetwork:
         return PauseNetwork(self.config)
 
     def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
-        """Returns the forward FLOPs per token by part, with ``steps`` pauses after it.
+        """Returns the forward FLOPs per token by part, with ``steps`` pauses after each token.
 
-        Slots see each other: attention grows with the square of their number.
+        Attention is quadratic in the number of slots.
         """
         slots = 1 + steps
         parts = self.plain_flops(max(1, round(slots * context)))
@@ -114,30 +115,29 @@ class PauseLM(DepthLM):
 
 @dataclass(frozen=True, kw_only=True)
 class PonderLM1Config(PonderingConfig):
-    """PonderLM-1 with ``thinking_steps`` S pondering passes before the one that predicts.
+    """PonderLM-1 with S = ``thinking_steps`` pondering passes before the one that predicts.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     accumulate: bool = True
-    """X_(s+1) = X_s + I_s, as the authors of PonderLM-1 have it; else X_0 + I_s, as their later
-    comparisons with PonderLM-2 have it."""
+    """Whether X_(s+1) = X_s + I_s, as in PonderLM-1, or X_0 + I_s, as in the authors' later
+    comparisons with PonderLM-2."""
     multiply_embedding: bool = False
-    """Whether X_0 is S times the embedding, as in the authors' runs from 410m on, or once."""
+    """Whether X_0 is S times the embedding, as in the authors' runs of 410m and more parameters."""
 
     def __post_init__(self) -> None:
-        """Checks that there is something to multiply by, and what the family checks."""
         super().__post_init__()
         if self.multiply_embedding and self.thinking_steps == 0:
             raise ValueError(
-                "multiply_embedding (True) multiplies embeddings by thinking_steps (0): nothing "
-                "would be left of them; set multiply_embedding=false"
+                "multiply_embedding (True) multiplies embeddings by thinking_steps (0), which "
+                "leaves zeros; set multiply_embedding=false"
             )
 
 
 class PonderLM1Network(RepeatedNetwork):
-    """S passes, each of which adds its expected embedding to the input, and one that predicts."""
+    """S passes that each add their expected embedding to the input, and one that predicts."""
 
     config: PonderLM1Config
 
@@ -147,28 +147,28 @@ class PonderLM1Network(RepeatedNetwork):
         """Returns the normed states (B, T, D) of ``tokens`` (B, T), padded on the right.
 
         Args:
-            tokens: int64.
-            cache: earlier keys and values of every pass: pass s sees those of pass s; the caller
+            tokens: int64 (B, T).
+            cache: Earlier keys and values of every pass, read by the same pass only. The caller
                 then advances it.
-            every_depth: returns (B, T, S+1, D) instead, the states of all passes.
+            every_depth: Whether to return the states of all passes (B, T, S+1, D).
         """
         config = self.config
-        positions, mask = places(tokens.shape[1], cache, tokens.device)
+        positions, mask = positions_and_mask(tokens.shape[1], cache, tokens.device)
         rope, first = self.rope(positions), self.embed(tokens, positions)
         if config.multiply_embedding:
             first = first * config.thinking_steps
         x, states = first, []
-        for number in range(config.thinking_steps + 1):
-            h = self.norm(self.apply_blocks(x, rope, cache=cache, mask=mask, number=number))
+        for step in range(config.thinking_steps + 1):
+            h = self.norm(self.apply_blocks(x, rope, cache=cache, mask=mask, application=step))
             states.append(h)
-            if number < config.thinking_steps:
+            if step < config.thinking_steps:
                 x = (x if config.accumulate else first) + self.expected(h)
         return torch.stack(states, dim=2) if every_depth else states[-1]
 
     def expected(self, h: Tensor) -> Tensor:
-        """Returns I (B, T, D) = softmax(head(H)) E for normed states H (B, T, D), E scaled."""
-        # NOTE(paper): the public code scales by sqrt(D) here; ours is the embeddings' own scale,
-        # the same for all methods
+        """Returns I = softmax(head(H)) E (B, T, D), with scaled E, for normed states H."""
+        # NOTE(paper): the public code scales by sqrt(D) here; ours is the scale of the input
+        # embeddings, the same for all methods
         mean = expected_embedding(h, self.output_matrix, self.embedding.weight)
         scaled: Tensor = self.dropout(mean * self.embedding_scale)
         return scaled
@@ -178,9 +178,9 @@ class PonderLM1(DepthLM):
     """Pondering language model (arXiv 2505.20674): S + 1 passes over the text.
 
     Args:
-        config: shape of the network, passes and feedback.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Shape of the network, passes and feedback.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
     config: PonderLM1Config
@@ -198,15 +198,15 @@ class PonderLM1(DepthLM):
         return PonderLM1Network(self.config)
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the FLOPs per token; a training step computes each feedback's logits twice."""
         flops = super().flops_per_token(context, training)
-        again = self.config.thinking_steps * head_flops(self.config)
-        return flops + (again if training else 0.0)
+        # the backward pass recomputes the logits of each feedback
+        recomputed = self.config.thinking_steps * head_flops(self.config)
+        return flops + (recomputed if training else 0.0)
 
     def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
-        """Returns the forward FLOPs per token by part, where tokens take ``steps`` steps.
+        """Returns the forward FLOPs per token by part if tokens take ``steps`` additional steps.
 
-        ``feedback`` is logits and expected embedding of every step.
+        ``feedback`` counts the logits and the expected embedding of every step.
         """
         parts = super().flops_of_steps(context, steps)
         return {**parts, "feedback": 2 * steps * head_flops(self.config)}
@@ -218,18 +218,18 @@ class PonderLM1(DepthLM):
 def expected_embedding(h: Tensor, output_matrix: Tensor, input_matrix: Tensor) -> Tensor:
     """Returns ``softmax(h output_matrix^T) input_matrix`` (..., D).
 
-    Chunks of rows are computed one after the other, and once more in the backward pass, so that
-    logits of one chunk at a time are in memory. Matrix products run in the dtype of ``h`` or
-    in autocast's, which is that of the result too; the softmax in float32 or better.
+    Rows are computed in chunks, and again in the backward pass, so that only the logits of one
+    chunk are in memory. Matrix products run in the dtype of ``h`` or of autocast, which is also the
+    dtype of the result; the softmax runs in float32 or better.
 
-    Rows that fill up the vocabulary take part: they have a share of the probability wherever the
-    loss and the scores compute one, and this is the mean under that same distribution. Training
-    drives their share to zero, since they never are targets.
+    The padding rows of the vocabulary take part: they have a share of the probability in the loss
+    and in scores, and this is the mean under the same distribution. Training drives their share to
+    zero, since they are never targets.
 
     Args:
-        h: normed states (..., D).
-        output_matrix: (V, D), from states to logits.
-        input_matrix: (V, D), an embedding a row.
+        h: Normed states (..., D).
+        output_matrix: Output matrix (V, D).
+        input_matrix: Embedding matrix (V, D).
     """
     flat, dtype = h.reshape(-1, h.shape[-1]), product_dtype(h)  # (rows, D)
     with torch.autocast(h.device.type, enabled=False):
@@ -238,7 +238,10 @@ def expected_embedding(h: Tensor, output_matrix: Tensor, input_matrix: Tensor) -
 
 
 class _ExpectedEmbedding(torch.autograd.Function):
-    """With P = softmax(H U^T) and upstream G of P E: dE = P^T G, dS = P (G E^T - sum P G E^T)."""
+    """Expected embedding P E with P = softmax(S), S = H U^T, recomputed in the backward pass.
+
+    For the gradient G of P E: dE = P^T G and dS = P * (G E^T - sum_v P G E^T), elementwise.
+    """
 
     @staticmethod
     def forward(
@@ -250,14 +253,13 @@ class _ExpectedEmbedding(torch.autograd.Function):
         states, scores, table = (x.to(dtype) for x in (h, output_matrix, input_matrix))
         out = states.new_empty(len(h), input_matrix.shape[1])
         for rows in row_chunks(len(h), h.device):
-            odds = logits(states[rows], scores).softmax(dim=-1)  # (rows, V)
-            out[rows] = odds.to(dtype) @ table
+            probs = logits(states[rows], scores).softmax(dim=-1)  # (rows, V)
+            out[rows] = probs.to(dtype) @ table
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        # Returns the gradients of states and matrices; logits are computed again.
         h, output_matrix, input_matrix = ctx.saved_tensors
         with torch.autocast(h.device.type, enabled=False):
             grads = _gradients(h, output_matrix, input_matrix, grad_outputs[0], ctx.dtype)
@@ -267,17 +269,18 @@ class _ExpectedEmbedding(torch.autograd.Function):
 def _gradients(
     h: Tensor, output_matrix: Tensor, input_matrix: Tensor, grad: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of states and both matrices, in their dtypes; summed in float32."""
+    """Returns the gradients of states and both matrices in their dtypes, summed in float32."""
     states, scores, table, grad = (x.to(dtype) for x in (h, output_matrix, input_matrix, grad))
     wide = torch.promote_types(dtype, torch.float32)
     grad_h = torch.empty_like(h)
     grad_scores = torch.zeros_like(output_matrix, dtype=wide)
     grad_table = torch.zeros_like(input_matrix, dtype=wide)
     for rows in row_chunks(len(h), h.device):
-        odds = logits(states[rows], scores).softmax(dim=-1)
-        grad_table += odds.to(dtype).t() @ grad[rows]
-        slope = logits(grad[rows], table)  # by P (rows, V)
-        slope = (odds * (slope - (odds * slope).sum(dim=-1, keepdim=True))).to(dtype)  # by logits
-        grad_h[rows] = (slope @ scores).to(h.dtype)
-        grad_scores += slope.t() @ states[rows]
+        probs = logits(states[rows], scores).softmax(dim=-1)  # (rows, V)
+        grad_table += probs.to(dtype).t() @ grad[rows]  # (V, rows) (rows, D)
+        grad_probs = logits(grad[rows], table)  # (rows, V), G E^T
+        centred = grad_probs - (probs * grad_probs).sum(dim=-1, keepdim=True)
+        grad_logits = (probs * centred).to(dtype)  # (rows, V), backward of the softmax
+        grad_h[rows] = (grad_logits @ scores).to(h.dtype)
+        grad_scores += grad_logits.t() @ states[rows]
     return grad_h, grad_scores.to(output_matrix.dtype), grad_table.to(input_matrix.dtype)

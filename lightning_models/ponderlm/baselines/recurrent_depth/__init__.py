@@ -1,9 +1,10 @@
-"""Recurrent depth: a core of blocks repeated in latent space, and tokens that exit early.
+"""Recurrent depth: a core of blocks repeated in latent space, with early exits of tokens.
 
-Huginn is arXiv 2502.05171, Ouro (LoopLM) arXiv 2510.25741; the looped decoder repeats all blocks.
+Covers Huginn (arXiv 2502.05171), Ouro (LoopLM, arXiv 2510.25741) and the looped decoder, which
+repeats all blocks.
 
 =============================================  ==================================================
-paper                                          where
+paper                                          code
 =============================================  ==================================================
 e = P(x), s_0, s_i = R(A [s_(i-1); e]), C(s_r)  ``network.RecurrentNetwork``: ``enter``,
 (Huginn, Sec. 3)                               ``first_state``, ``step``, ``read_out``

@@ -1,4 +1,4 @@
-"""Configuration of recurrent depth: a prelude, a core that is repeated, and a coda."""
+"""Configuration of recurrent depth: a prelude, a repeated core and a coda."""
 
 import math
 from collections.abc import Mapping
@@ -8,56 +8,57 @@ from typing import ClassVar, Literal
 from lightning_models.ponderlm.config import PonderingConfig
 
 EXIT_THRESHOLDS = {"gate": 1.0, "kl": 5e-4, "latent": 0.03, "entropy": 1e-3, "argmax": 5.0}
-"""Published thresholds by rule: Ouro's released model never exits; the others are Huginn's."""
+"""Published thresholds by exit rule: Ouro's for gate, which never exits, and Huginn's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """How the core is repeated; the defaults are the looped decoder, H <- blocks(H)."""
+    """Repetition of the core. The defaults are the looped decoder, H <- blocks(H)."""
 
     prelude_layers: int = 0
-    """Blocks before the core, which make the input e of every recurrence."""
+    """Number of blocks before the core, which compute the input e of every recurrence."""
     coda_layers: int = 0
-    """Blocks after the core, which read its last state."""
+    """Number of blocks after the core, which read its last state."""
     injection: Literal["none", "add", "concat"] = "none"
-    """How e enters each recurrence: not at all, s + e, or A [s; e] with a learned A (Huginn)."""
+    """Injection of e into each recurrence: none, s + e, or A [s; e] with a learned A (Huginn)."""
     state: Literal["embedding", "zero", "noise"] = "embedding"
-    """The first state s_0: e, zeros, or N(0, state_std^2) (Huginn)."""
+    """Initial state s_0: e, zeros, or N(0, state_std^2) (Huginn)."""
     state_std: float = math.sqrt(2 / 5)
-    """Standard deviation of a noisy first state."""
+    """Standard deviation of a noisy initial state."""
     norms: Literal["pre", "huginn", "ouro"] = "pre"
-    """Norm before each sub-layer; also after its sum (Huginn); or also on its output, with the
-    final norm after every recurrence (Ouro)."""
+    """Norms: before each sub-layer (pre); also after the residual sum (huginn); or also on the
+    sub-layer's output, with the final norm after every recurrence (ouro)."""
     training_recurrences: Literal["fixed", "sampled"] = "fixed"
     """Recurrences of a training step: thinking_steps + 1, or drawn around that mean (Huginn)."""
     backprop_recurrences: int | None = None
-    """k, the number of last recurrences that gradients flow through; null for all."""
+    """k, number of last recurrences through which gradients flow. If null, all."""
     seed: int = 0
-    """Recurrences of a step are a function of this and the step, noise also of row and position."""
+    """Seed of a step's recurrences and of noise, which also depends on row and position."""
     gate: Literal["none", "joint", "alone"] = "none"
-    """Ouro's exit gate: none, trained with the network (stage I), or alone on a frozen one
-    (stage II)."""
+    """Ouro's exit gate: none, trained with the network (joint, stage I), or trained alone on a
+    frozen network (alone, stage II)."""
     entropy_weight: float = 0.1
     """beta, weight of the entropy of the gate's distribution in stage I."""
     exit: Literal["none", "gate", "kl", "latent", "entropy", "argmax"] = "none"
-    """Rule by which tokens exit outside training: the gate's, or one of Huginn's criteria."""
+    """Exit rule of tokens outside of training: Ouro's gate, or one of Huginn's criteria."""
     exit_threshold: float | None = None
-    """Threshold of the rule; null for the published one (gate 1, kl 5e-4, latent 0.03, entropy
+    """Threshold of the exit rule. If null, the published one (gate 1, kl 5e-4, latent 0.03, entropy
     1e-3, argmax 5)."""
     prompt_exits: bool = True
-    """Whether tokens of a prompt exit early, too; without, all of them take every recurrence."""
+    """Whether tokens of a prompt exit early too, instead of taking every recurrence."""
     cache_lookup: Literal["latest", "skip", "last", "mean", "first"] = "latest"
-    """Entries that a token offers to later ones at a recurrence: the one of that recurrence or the
-    deepest before it (Huginn); only the former; always its deepest, mean or first one (Ouro)."""
+    """Cache entry of a token that later tokens read in a recurrence: its entry of that recurrence
+    or else the deepest before it (latest, Huginn), only the former (skip), or always the deepest,
+    mean or first one (Ouro)."""
     cache_slots: int | None = None
-    """m, cached recurrences of a token, of which recurrence i has slot i mod m; null for all."""
+    """m, number of cached recurrences of a token; recurrence i has slot i mod m. If null, all."""
     log_states: bool = False
     """Whether training logs the similarity of tokens' states, their last change, and the loss after
-    one recurrence, which costs one more coda and output layer a step."""
+    one recurrence, at the cost of one more coda and output layer a step."""
 
     @property
     def exits_early(self) -> bool:
-        """Whether tokens may take fewer recurrences outside training."""
+        """Whether tokens may take fewer recurrences outside of training."""
         return self.exit != "none"
 
     @property
@@ -67,37 +68,37 @@ class Recurrence:
 
     @property
     def threshold(self) -> float:
-        """Threshold of the exit rule, with the default resolved."""
+        """Threshold of the exit rule, with null resolved."""
         default = EXIT_THRESHOLDS.get(self.exit, 0.0)
         return default if self.exit_threshold is None else self.exit_threshold
 
     @property
     def decodes_otherwise(self) -> bool:
-        """Whether decoding computes something else than one pass over the text."""
+        """Whether decoding differs from one parallel pass over the text."""
         shares = self.cache_lookup in ("last", "mean", "first") or self.cache_slots is not None
         return self.exits_early or shares
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopedConfig(PonderingConfig):
-    """A looped decoder: ``thinking_steps`` n makes n + 1 loops.
+    """A looped decoder with ``thinking_steps`` + 1 loops.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     @property
     def recurrence(self) -> Recurrence:
-        """How blocks are repeated."""
+        """Repetition of the blocks."""
         return Recurrence()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentDepthConfig(Recurrence, LoopedConfig):
-    """Prelude, ``num_layers`` core blocks for ``thinking_steps`` + 1 recurrences, and coda.
+    """Prelude, ``num_layers`` core blocks with ``thinking_steps`` + 1 recurrences, and coda.
 
     Raises:
-        ValueError: if a value is out of its range, or options contradict each other.
+        ValueError: If a value is out of its range, or options contradict each other.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "exit_threshold": "q"}
@@ -105,7 +106,6 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
     log_states: bool = True
 
     def __post_init__(self) -> None:
-        """Checks ranges and combinations, and what the family checks."""
         super().__post_init__()
         for key, least in (("prelude_layers", 0), ("coda_layers", 0), ("seed", 0)):
             if getattr(self, key) < least:
@@ -139,7 +139,7 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
             )
         if self.parallel_residual and self.norms != "pre":
             raise ValueError(
-                f"norms ({self.norms}) stand after a sub-layer that the next one reads; set "
+                f"norms ({self.norms}) follow a sub-layer that the next one reads; set "
                 "parallel_residual=false"
             )
 

@@ -1,4 +1,4 @@
-"""Reading token by token: each for the recurrences it needs, and what it leaves in the cache."""
+"""Decoding token by token with early exits, and the cache entries of exited tokens."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,14 @@ from lightning_models.ponderlm.baselines.recurrent_depth.network import Recurren
 
 
 class RecurrentCache(KVCache):
-    """Keys and values of every cached recurrence, prelude and coda; and how deep tokens went."""
+    """Keys and values of cached recurrences, prelude and coda, with the depth of each token."""
 
     def __init__(self, network: RecurrentNetwork, batch: int, capacity: int) -> None:
         empty = network.new_cache(batch, capacity)
         super().__init__(len(empty.layers), batch, capacity, empty.lengths.device)
         most = network.config.thinking_steps + 1
         self.recurrences = torch.full((batch, capacity), most, device=empty.lengths.device)
-        """Recurrences of each token, int64 (B, capacity); the most where none is."""
+        """Recurrences of each token, int64 (B, capacity), K + 1 in empty entries."""
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
@@ -27,15 +27,14 @@ class RecurrentCache(KVCache):
 
 
 class Read(NamedTuple):
-    """One token of each of n rows."""
+    """Result of reading one token of each of n rows."""
 
     states: Tensor
-    """Normed states that predict (n, D)."""
+    """Normed states (n, D) that predict."""
     recurrences: Tensor
-    """How many the token took, int64 (n,)."""
+    """Number of recurrences of each token, int64 (n,)."""
     by_depth: Tensor | None
-    """States (n, K+1, D) read out after each recurrence, among tokens as deep as they went; after
-    the exit, the last ones."""
+    """States (n, K+1, D) read out after each recurrence; after the exit, the last ones repeat."""
 
 
 def read_token(
@@ -45,60 +44,63 @@ def read_token(
     rows: Tensor | None = None,
     every_depth: bool = False,
 ) -> Read:
-    """Reads a token of each row until its exit; rows that have exited cost nothing more.
+    """Reads a token of each row until its exit; exited rows are not computed any further.
 
     Args:
-        network: In eval mode.
-        cache: Changed in place; the rows that are read advance by one token.
+        network: The network in eval mode.
+        cache: Cache, updated in place; the rows that are read advance by one token.
         tokens: int64 (n,).
-        rows: Rows of the cache that are read, int64 (n,); by default all.
+        rows: Rows of the cache to read, int64 (n,). Defaults to all.
         every_depth: Whether to return ``by_depth``.
     """
     config, shape = network.config, network.config.recurrence
-    going = torch.arange(len(tokens), device=tokens.device)  # of the n rows
-    index = going if rows is None else rows
+    active = torch.arange(len(tokens), device=tokens.device)  # indices of the n rows still running
+    index = active if rows is None else rows
     with cache.only(rows):
         now = entered = network.enter(tokens[:, None], cache)
         s = last = network.first_state(entered)  # (n, 1, D)
     rule, taken = ExitRule(shape) if shape.exits_early else None, torch.zeros_like(tokens)
     each, read, steps = every_depth or shape.reads_logits, torch.zeros_like(last), []
-    for number in range(config.thinking_steps + 1):
+    for recurrence in range(config.thinking_steps + 1):
         with cache.only(rows):
-            seen = _visible(cache, now.mask, number) if shape.cache_lookup == "skip" else now.mask
-            before, s = s, network.step(s, now._replace(mask=seen), number)
+            mask = now.mask
+            if shape.cache_lookup == "skip":
+                mask = _visible(cache, mask, recurrence)
+            before, s = s, network.step(s, now._replace(mask=mask), recurrence)
             out = network.read_out(s, now) if each else None
         if out is not None:
-            read = read.to(out.dtype).index_copy(0, going, out)
+            read = read.to(out.dtype).index_copy(0, active, out)  # exited rows keep their last one
             steps.append(read[:, 0])
-        ends = number == config.thinking_steps
+        ends = recurrence == config.thinking_steps
         if rule is None and not ends:
             continue
-        leaves = torch.ones_like(going, dtype=torch.bool)
+        exits = torch.ones_like(active, dtype=torch.bool)
         if rule is not None and not ends:
-            leaves = _leaving(network, rule, before, s, out)
-        last = last.to(s.dtype).index_copy(0, going[leaves], s[leaves])
-        taken = taken.index_fill(0, going[leaves], number + 1)
-        staying = (~leaves).nonzero()[:, 0]
-        if not len(staying):
+            exits = _exits(network, rule, before, s, out)
+        last = last.to(s.dtype).index_copy(0, active[exits], s[exits])
+        taken = taken.index_fill(0, active[exits], recurrence + 1)
+        remaining = (~exits).nonzero()[:, 0]
+        if not len(remaining):
             break
-        if rule is not None and len(staying) < len(going):
-            rule.keep(~leaves)
-            going, s, now = going[staying], s[staying], now.rows(staying)
-            rows = index[going]
+        if rule is not None and len(remaining) < len(active):
+            # shrink the batch to the remaining rows
+            rule.keep(~exits)
+            active, s, now = active[remaining], s[remaining], now.rows(remaining)
+            rows = index[active]
     rows = None if len(index) == len(cache.lengths) else index
     if not each:
         with cache.only(rows):
-            read = network.read_out(last, entered)
+            read = network.read_out(last, entered)  # (n, 1, D), all rows at once
     leave_entries(network, cache, index, cache.lengths[index], taken)
     cache.advance(1 if rows is None else torch.zeros_like(cache.lengths).index_fill(0, rows, 1))
     steps += steps[-1:] * (config.thinking_steps + 1 - len(steps))
     return Read(read[:, 0], taken, torch.stack(steps, dim=1) if every_depth else None)
 
 
-def _leaving(
+def _exits(
     network: RecurrentNetwork, rule: ExitRule, before: Tensor, after: Tensor, out: Tensor | None
 ) -> Tensor:
-    """Returns which rows exit, bool (n,), for states (n, 1, D) and, where read, their read-outs."""
+    """Returns the mask (n,) of exiting rows, given states (n, 1, D) and their read-outs if any."""
     scores = gate = None
     if rule.shape.reads_logits:
         assert out is not None
@@ -109,20 +111,25 @@ def _leaving(
     return rule(before[:, 0], after[:, 0], scores, gate)
 
 
-def _visible(cache: RecurrentCache, mask: Tensor | None, number: int) -> Tensor:
-    """Returns which keys took recurrence ``number`` too, bool (n, 1, 1, N), and ``mask`` allows."""
+def _visible(cache: RecurrentCache, mask: Tensor | None, recurrence: int) -> Tensor:
+    """Restricts ``mask`` to keys of tokens that took the recurrence, bool (n, 1, 1, N)."""
     recurrences = cache.recurrences if cache.rows is None else cache.recurrences[cache.rows]
-    deep = (recurrences[:, : cache.longest + 1] > number)[:, None, None]
+    # the entry of the current token still has the default K + 1, so it is visible to itself
+    deep = (recurrences[:, : cache.longest + 1] > recurrence)[:, None, None]
     return deep if mask is None else deep & mask
 
 
 def leave_entries(
     network: RecurrentNetwork, cache: RecurrentCache, rows: Tensor, positions: Tensor, taken: Tensor
 ) -> None:
-    """Fills the slots of tokens as ``cache_lookup`` says.
+    """Fills the cache slots of N tokens according to ``cache_lookup``.
 
-    The cache holds the entries of the recurrences, ``taken``, that each token took; rows, positions
-    and ``taken`` are int64 (N,).
+    Args:
+        network: The network.
+        cache: Cache with the entries of the recurrences that the tokens took, updated in place.
+        rows: Row of each token, int64 (N,).
+        positions: Position of each token, int64 (N,).
+        taken: Number of recurrences of each token, int64 (N,).
     """
     lookup, slots = network.config.recurrence.cache_lookup, network.slots
     cache.recurrences[rows, positions] = taken
@@ -130,20 +137,22 @@ def leave_entries(
     for layers in zip(*(network.core_layers(cache, slot) for slot in range(slots)), strict=True):
         if lookup == "latest":
             for slot in range(int(taken.min()), slots):
-                late = taken <= slot  # in order: what a slot lacks, the one before it has
-                where = rows[late], positions[late]
-                layers[slot].write(*where, *layers[slot - 1].read(*where))
+                # An unwritten slot copies the previous one. In ascending order this propagates the
+                # deepest entry to all later slots.
+                unwritten = taken <= slot
+                tokens = rows[unwritten], positions[unwritten]
+                layers[slot].write(*tokens, *layers[slot - 1].read(*tokens))
         elif lookup in ("mean", "first"):
             entries = [layer.read(rows, positions) for layer in layers[:deepest]]
-            mine = entries[0]
+            entry = entries[0]
             if lookup == "mean":
-                # (slots, N, 1, 1): slots that the token has written
-                share = torch.stack([taken > slot for slot in range(deepest)]).to(mine[0].dtype)
+                # (slots, N, 1, 1): equal weights on the slots that the token has written
+                share = torch.stack([taken > slot for slot in range(deepest)]).to(entry[0].dtype)
                 share = (share / share.sum(dim=0))[..., None, None]
                 k, v = (torch.stack(parts) for parts in zip(*entries, strict=True))
-                mine = (share * k).sum(dim=0), (share * v).sum(dim=0)
+                entry = (share * k).sum(dim=0), (share * v).sum(dim=0)
             for layer in layers:
-                layer.write(rows, positions, *mine)
+                layer.write(rows, positions, *entry)
 
 
 def read_text(
@@ -153,22 +162,22 @@ def read_text(
     cache: RecurrentCache,
     every_depth: bool = False,
 ) -> Read:
-    """Reads texts (B, T) token by token: ``Read`` with a dimension of tokens after the rows.
+    """Reads texts (B, T) token by token and returns a ``Read`` with a token dimension after rows.
 
-    Tokens after a row's length (B,) are not read, and zero in the result. Other arguments are those
-    of ``read_token``, with an empty cache.
+    Padding after a row's length (B,) is not read and is zero in the result. The cache must be
+    empty; see ``read_token`` for the other arguments.
     """
-    whole: list[Tensor] = []
+    result: list[Tensor] = []
     if not bool(lengths.any()):
         states = network.embedding.weight.new_zeros(*tokens.shape, network.config.dim)
         depths = states[:, :, None].expand(-1, -1, network.config.thinking_steps + 1, -1)
         return Read(states, torch.zeros_like(tokens), depths if every_depth else None)
-    for place in range(max(lengths.tolist(), default=0)):
-        rows = (lengths > place).nonzero()[:, 0]
+    for index in range(max(lengths.tolist(), default=0)):
+        rows = (lengths > index).nonzero()[:, 0]
         chosen = None if len(rows) == len(tokens) else rows
-        done = read_token(network, cache, tokens[rows, place], chosen, every_depth)
-        parts = [part for part in done if part is not None]
-        whole = whole or [part.new_zeros(*tokens.shape, *part.shape[1:]) for part in parts]
-        for values, part in zip(whole, parts, strict=True):
-            values[rows, place] = part
-    return Read(whole[0], whole[1], whole[2] if every_depth else None)
+        read = read_token(network, cache, tokens[rows, index], chosen, every_depth)
+        parts = [part for part in read if part is not None]
+        result = result or [part.new_zeros(*tokens.shape, *part.shape[1:]) for part in parts]
+        for values, part in zip(result, parts, strict=True):
+            values[rows, index] = part
+    return Read(result[0], result[1], result[2] if every_depth else None)

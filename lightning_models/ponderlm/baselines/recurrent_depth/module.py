@@ -42,12 +42,12 @@ class LoopedLM(DepthLM):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether ``score`` reads what several rows begin with once: where it reads in parallel."""
+        """Whether ``score`` reads a prefix shared by several rows once, if it reads in parallel."""
         return super().shares_prefixes and not self.config.recurrence.decodes_otherwise
 
     @property
     def adaptive(self) -> bool:
-        """Whether texts decide how many recurrences their tokens take."""
+        """Whether the number of recurrences of a token depends on the text."""
         return self.config.recurrence.exits_early
 
     def build_network(self) -> RecurrentNetwork:
@@ -58,21 +58,21 @@ class LoopedLM(DepthLM):
     def read(self, batch: dict[str, Any], every_depth: bool) -> tuple[Tensor, Tensor]:
         """Returns states and executed steps, see ``DepthLM``.
 
-        Where decoding computes something else than one pass does, texts are read as they are
-        decoded, token by token. Records ``flops`` then, see ``LanguageModel.adaptive``.
+        If decoding differs from one parallel pass, texts are read token by token as in decoding.
+        In this case it records ``flops``, see ``LanguageModel.adaptive``.
         """
         if self.training or not self.config.recurrence.decodes_otherwise:
             return super().read(batch, every_depth)
         tokens = batch["tokens"]
         valid = batch.get("mask", torch.ones_like(tokens, dtype=torch.bool))
         cache = decoding.RecurrentCache(self.network, *tokens.shape)
-        with uncompiled():  # the cache has another length for each token
-            done = decoding.read_text(self.network, tokens, valid.sum(dim=1), cache, every_depth)
+        with uncompiled():  # the length of the cache changes with each token
+            read = decoding.read_text(self.network, tokens, valid.sum(dim=1), cache, every_depth)
         if wants("flops"):
-            flops = self._executed_flops(done.recurrences)
+            flops = self._executed_flops(read.recurrences)
             record("flops", flops=flops, tokens=valid.sum(dim=1))
-        states = done.states if done.by_depth is None else done.by_depth
-        return states, (done.recurrences - 1).clamp(min=0)
+        states = read.states if read.by_depth is None else read.by_depth
+        return states, (read.recurrences - 1).clamp(min=0)
 
     def init_cache(
         self,
@@ -82,17 +82,17 @@ class LoopedLM(DepthLM):
         streams: Sequence[tuple[int, int]] = (),
     ) -> decoding.RecurrentCache:
         network, shape = self.network, self.config.recurrence
-        room = prompts.shape[1] + max_new_tokens
-        cache = decoding.RecurrentCache(network, len(prompts), room)
-        read, lengths = prompts[:, :-1], lengths - 1
-        # NOTE(paper): Huginn's code means to keep prompts from exiting, but the index that it
-        # looks at is overwritten before; Ouro's runs every recurrence. Here it is an option.
+        capacity = prompts.shape[1] + max_new_tokens
+        cache = decoding.RecurrentCache(network, len(prompts), capacity)
+        tokens, lengths = prompts[:, :-1], lengths - 1
+        # NOTE(paper): Huginn's code intends to exclude prompts from exiting, but the index that it
+        # checks is overwritten before; Ouro's code runs every recurrence. Here it is an option.
         if shape.exits_early and shape.prompt_exits:
-            decoding.read_text(network, read, lengths, cache)
-        elif read.shape[1]:
-            network(read, cache)
+            decoding.read_text(network, tokens, lengths, cache)
+        elif tokens.shape[1]:
+            network(tokens, cache)
             if shape.cache_lookup in ("mean", "first"):
-                real = torch.arange(read.shape[1], device=read.device) < lengths[:, None]
+                real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
                 rows, positions = real.nonzero(as_tuple=True)
                 taken = torch.full_like(rows, self.config.thinking_steps + 1)
                 decoding.leave_entries(network, cache, rows, positions, taken)
@@ -100,26 +100,26 @@ class LoopedLM(DepthLM):
         return cache
 
     def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) after ``tokens`` (B,); every row is ready.
+        """Returns next-token logits (B, V) after ``tokens`` (B,), for which every row is ready.
 
-        Records ``generated_steps`` where tokens exit: ``steps`` (B,) int64, the additional steps of
-        each token.
+        With an exit rule, records ``generated_steps``: ``steps`` (B,) int64, the additional steps
+        of each token.
         """
         assert isinstance(cache, decoding.RecurrentCache)
-        done = decoding.read_token(self.network, cache, tokens)
+        read = decoding.read_token(self.network, cache, tokens)
         if self.adaptive:
-            record("generated_steps", steps=done.recurrences - 1)
-        h = done.states
+            record("generated_steps", steps=read.recurrences - 1)
+        h = read.states
         scores = logits(h, self.network.output_matrix.to(h.dtype)).float()
         return scores, torch.ones_like(tokens, dtype=torch.bool)
 
     # ---- compute
 
     def flops_of_steps(self, context: int, steps: float) -> dict[str, float]:
-        """Returns the forward FLOPs per token by part, where tokens take ``steps`` steps.
+        """Returns the forward FLOPs per token by part if tokens take ``steps`` additional steps.
 
-        Prelude, coda and output matrix are counted once, an exit rule's additional ones below
-        ``exits``, and A below ``injection``.
+        Prelude, coda and output layer are counted once. Their repetitions for an exit rule are
+        counted as ``exits``, and A as ``injection``.
         """
         config, shape = self.config, self.config.recurrence
         parts, recurrences = self.plain_flops(context), 1 + steps  # of core and output matrix
@@ -136,16 +136,16 @@ class LoopedLM(DepthLM):
         return total
 
     def _executed_flops(self, recurrences: Tensor) -> Tensor:
-        """Returns the FLOPs (B,) float64 of texts whose tokens took ``recurrences`` (B, T), or 0.
+        """Returns the FLOPs (B,) float64 of texts by the recurrences (B, T) of their tokens.
 
-        A token sees the earlier ones in each of its recurrences.
+        A token attends to all earlier ones in each of its recurrences; padding has 0 recurrences.
         """
         config, shape = self.config, self.config.recurrence
         one, two = (sum(self.flops_of_steps(1, steps).values()) for steps in (0, 1))
         depth = recurrences.double().cpu()
         real = depth > 0
         flops = (one + (two - one) * (depth - 1)) * real
-        # keys before the token's own, in blocks of prelude, core and coda
+        # the keys of earlier tokens, in each application of a block of prelude, core and coda
         earlier = torch.arange(depth.shape[1], dtype=torch.float64)
         coda = shape.coda_layers * (depth if shape.reads_logits else real)
         stacks = (shape.prelude_layers * real + coda) / config.num_layers + depth
@@ -153,10 +153,10 @@ class LoopedLM(DepthLM):
 
 
 class RecurrentDepthLM(LoopedLM):
-    """A decoder of recurrent depth, as Huginn (arXiv 2502.05171) or Ouro (arXiv 2510.25741).
+    """A decoder of recurrent depth, such as Huginn (arXiv 2502.05171) or Ouro (arXiv 2510.25741).
 
     Args:
-        config: Shape of the network, its recurrences, and how tokens exit.
+        config: Shape of the network, its recurrences and exit rule.
         optimizer: Optimiser and schedule.
         compile: Whether to compile the network's blocks with torch.compile (in place).
     """
@@ -180,7 +180,7 @@ class RecurrentDepthLM(LoopedLM):
         return network
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
-        # Adds the rows' numbers as a list, for the host, where noise is drawn: no device sync.
+        # Adds the rows' indices as a list for drawing noise on the host, without a device sync.
         moved = super().transfer_batch_to_device(batch, device, index)
         return {**moved, "numbers": batch["sequence_id"].tolist()}
 
@@ -188,9 +188,9 @@ class RecurrentDepthLM(LoopedLM):
         """Returns the cross-entropy after the last recurrence, or the gate's objective.
 
         Logs ``recurrences`` of the step; with ``log_states`` ``token_similarity`` (mean cosine of
-        the last states of two tokens of a row), ``state_change`` (relative, by the last
-        recurrence) and ``depth_0/nll`` (loss after one recurrence); with a gate the loss after
-        each, and the ``expected_recurrences``.
+        the last states of two tokens of a row), ``state_change`` (relative change in the last
+        recurrence) and ``depth_0/nll`` (loss after one recurrence); with a gate the loss after each
+        recurrence and ``expected_recurrences``.
         """
         config, network, targets = self.config, self.network, batch["targets"]
         recurrences, trained = self._recurrences()
@@ -215,35 +215,34 @@ class RecurrentDepthLM(LoopedLM):
         return output
 
     def _recurrences(self) -> tuple[int, int | None]:
-        """Returns r of this step, and how many of them keep their graph."""
+        """Returns r of this step, and the number of last recurrences that keep their graph."""
+        trained = self.config.backprop_recurrences
         if not self.training or self.config.training_recurrences == "fixed":
-            return self.config.thinking_steps + 1, self.config.backprop_recurrences
-        return networks.draw_recurrences(
-            self.config, self._step()
-        ), self.config.backprop_recurrences
+            return self.config.thinking_steps + 1, trained
+        return networks.draw_recurrences(self.config, self._step()), trained
 
     def _step(self) -> int:
         return 0 if self._trainer is None else self._trainer.global_step
 
     def _noise(self, batch: dict[str, Any], entered: Entered) -> Tensor | None:
-        """Returns normals (B, T, D) by seed, step, row and position, in training alone."""
+        """Returns normals (B, T, D) by seed, step, row and position in training, otherwise None."""
         if self.config.state != "noise" or not self.training:
             return None
         numbers = batch["numbers"] if "numbers" in batch else batch["sequence_id"].tolist()
         count, dim = entered.e.shape[1:]
         key = self.config.seed, self._step()
-        rows = [networks.draw_noise((*key, number), count, dim)[:count] for number in numbers]
+        rows = [networks.draw_noise((*key, index), count, dim)[:count] for index in numbers]
         return on_device(torch.stack(rows), entered.e.device)
 
     def _nll(
         self, s: Tensor, entered: Entered, targets: Tensor, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns sum and losses of ``linear_cross_entropy_each`` for states s (B, T, D)."""
+        """Returns the results of ``linear_cross_entropy_each`` for states s (B, T, D)."""
         h = self.network.read_out(s, entered)
         return linear_cross_entropy_each(h, self.network.output_matrix, targets, weights)
 
     def _gate_loss(self, states: Sequence[Tensor], entered: Entered, targets: Tensor) -> LossOutput:
-        """Returns the terms of stage I or of stage II, with the quantities that both log."""
+        """Returns the terms of stage I or II and the statistics that both log."""
         config, valid = self.config, targets >= 0
         count = valid.sum()
         gate = torch.stack([self.network.exit_logits(s) for s in states], dim=-1)  # (B, T, r)
@@ -256,11 +255,11 @@ class RecurrentDepthLM(LoopedLM):
         nll, entropy, times = exits.expected_loss(gate, torch.as_tensor(weighted), losses, valid)
         if config.gate == "joint":
             more = {"entropy": -config.entropy_weight * entropy}
-        else:  # the expected loss is reported, and the gate learns from gains alone
+        else:  # the expected loss is only reported, and the gate learns from gains
             nll, more = nll.detach(), {"gate": exits.gain_loss(gate, losses, valid)}
         terms = {key: Term(total, count, "targets") for key, total in {"nll": nll, **more}.items()}
         output = LossOutput(terms, {"expected_recurrences": Mean(times, count)})
-        if config.training_recurrences == "fixed":  # else steps would log other names
+        if config.training_recurrences == "fixed":  # otherwise the logged names would vary by step
             for depth, total in enumerate(losses.sum(dim=(0, 1))):
                 output.stats[f"depth_{depth}/nll"] = Mean(total, count)
         return output
@@ -269,10 +268,10 @@ class RecurrentDepthLM(LoopedLM):
     def _log_states(
         self, states: Sequence[Tensor], entered: Entered, targets: Tensor, output: LossOutput
     ) -> None:
-        """Logs what Huginn's two failed runs would have shown, and how still states stand."""
+        """Logs the signs of collapse of Huginn's two failed runs, and the convergence of states."""
         valid = targets >= 0
         last, count = states[-1].float(), valid.sum(dim=1).float()
-        # |sum of unit vectors|^2 is n and the cosines of all ordered pairs of n tokens
+        # |sum of n unit vectors|^2 = n + the sum of the cosines of all ordered pairs
         total = (F.normalize(last, dim=-1) * valid[..., None]).sum(dim=1).square().sum(dim=1)
         pairs = (count * (count - 1)).clamp(min=1)
         similarity, several = (total - count) / pairs, count > 1
@@ -285,9 +284,9 @@ class RecurrentDepthLM(LoopedLM):
             output.stats["depth_0/nll"] = Mean(first, valid.sum())
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the FLOPs per token, of training as a mean over steps.
+        """Returns the FLOPs per token, averaged over steps in training.
 
-        Recurrences without a graph cost a forward pass; a frozen network nothing else.
+        Recurrences without a graph and frozen networks cost a forward pass only.
         """
         if not training:
             return super().flops_per_token(context)
