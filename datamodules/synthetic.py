@@ -17,13 +17,13 @@ LETTERS, HOP = "abcdefgh", "x"
 STATED, ASKED, FILLER = "{} has the {}.", "{} gives the {}.", "It rains."
 
 
-def recall(length: int, levels: int, draws: Draws) -> str:
+def recall(length: int, levels: int, letters: int, draws: Draws) -> str:
     """Returns a text of ``length`` sentences that states facts, and asks for each once at most.
 
     "Anna has the coin." states that of the `THINGS`, drawn evenly, Anna has the coin; nothing else
     says so before "Anna gives the coin.", any number of sentences later. A question in four is
     about the latest fact, the others about any of those not asked for yet, so that distances are
-    short and long. A fifth of the sentences is filler. There are no levels.
+    short and long. A fifth of the sentences is filler. There are no levels, and no letters.
     """
     people, sentences = draws.shuffled(PEOPLE), list[str]()
     open_facts: list[tuple[str, str]] = []
@@ -39,16 +39,17 @@ def recall(length: int, levels: int, draws: Draws) -> str:
     return " ".join(sentences)
 
 
-def hops(length: int, levels: int, draws: Draws) -> str:
-    """Returns a text of a map of eight letters and ``length`` questions of 1 to ``levels`` hops.
+def hops(length: int, levels: int, letters: int, draws: Draws) -> str:
+    """Returns a text of a map of ``letters`` and ``length`` questions of 1 to ``levels`` hops.
 
     "Map ac ce ea ..." says that a is followed by c, and c by e, in one cycle of all letters, in
     random order. The question "axx" has the answer "e": two hops from a. Each word is one token of
     a byte-level BPE, so that all hops happen within one token, the question's.
     """
-    cycle = draws.shuffled(LETTERS)
+    alphabet = LETTERS[:letters]
+    cycle = draws.shuffled(alphabet)
     follows = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-    words = ["Map", *draws.shuffled([letter + follows[letter] for letter in LETTERS])]
+    words = ["Map", *draws.shuffled([letter + follows[letter] for letter in alphabet])]
     for _ in range(length):
         start, count = draws.below(len(cycle)), draws.between(1, levels)
         words += [cycle[start] + HOP * count, cycle[(start + count) % len(cycle)]]
@@ -56,8 +57,8 @@ def hops(length: int, levels: int, draws: Draws) -> str:
 
 
 Task = Literal["recall", "hops"]
-TASKS: dict[Task, Callable[[int, int, Draws], str]] = {"recall": recall, "hops": hops}
-"""Writer of a text by its length and the highest level of its questions."""
+TASKS: dict[Task, Callable[[int, int, int, Draws], str]] = {"recall": recall, "hops": hops}
+"""Writer of a text by its length, the highest level of its questions and the letters of its map."""
 
 
 class SyntheticText(TextDataModule):
@@ -77,12 +78,13 @@ class SyntheticText(TextDataModule):
         task: What the texts are about.
         length: Sentences, or questions, of a training text.
         held_out_length: The same of the other texts. By default as in training.
-        levels: Highest level of a question, up to 7 hops.
+        levels: Highest level of a question, below ``letters`` hops.
+        letters: Letters of the map of hops, from 2 to 8.
         train_documents: Training texts.
         val_documents: Validation texts; 0: no such split.
         test_documents: Test texts; 0: no such split.
         document_seed: Seed of the texts, non-negative; text i of a split is a pure function of
-            (task, document_seed, split, i), of the length and the levels.
+            (task, document_seed, split, i), of the length, levels and letters.
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -98,6 +100,7 @@ class SyntheticText(TextDataModule):
         length: int = 40,
         held_out_length: int | None = None,
         levels: int = 6,
+        letters: int = len(LETTERS),
         train_documents: int = 10_000,
         val_documents: int = 200,
         test_documents: int = 400,
@@ -115,14 +118,14 @@ class SyntheticText(TextDataModule):
         self._task, self._document_seed = task, document_seed
         held_out = length if held_out_length is None else held_out_length
         self._lengths: dict[Split, int] = {"train": length, "val": held_out, "test": held_out}
-        self._levels = levels
+        self._levels, self._letters = levels, letters
         counts = (train_documents, val_documents, test_documents)
         self._sizes: dict[Split, int] = dict(zip(SPLITS, counts, strict=True))
 
     def source(self) -> dict[str, Any]:
         source = {**super().source(), "generator": VERSION}
-        if self._task == "recall":  # has no levels: its texts keep their identity
-            del source["levels"]
+        if self._task == "recall":  # has neither: its texts keep their identity
+            del source["levels"], source["letters"]
         return source
 
     def expects(self, split: Split) -> bool:
@@ -135,4 +138,4 @@ class SyntheticText(TextDataModule):
         write, length = TASKS[self._task], self._lengths[split]
         for index in range(self._sizes[split]):
             draws = Draws(f"{self._task}/{self._document_seed}/{split}/{index}")
-            yield write(length, self._levels, draws)
+            yield write(length, self._levels, self._letters, draws)

@@ -63,33 +63,38 @@ def test_facts_are_stated_once_and_asked_once_at_most_later():
     assert max(given.values()) < 1.2 * min(given.values())  # about 620 of each, deviation 25
 
 
-def test_hops_follow_the_map_as_often_as_they_say():
+@pytest.mark.parametrize("letters", [4, 8])
+def test_hops_follow_the_map_as_often_as_they_say(letters):
     counts = Counter()
-    for text in documents("hops", train_documents=200, length=12, levels=7):
+    sizes = {"letters": letters, "levels": letters - 1, "length": 12}
+    for text in documents("hops", train_documents=200, **sizes):
         first, *words = text.split(" ")
-        assert (first, len(words)) == ("Map", 8 + 2 * 12)
-        follows = dict(words[:8])
-        assert set(follows) == set(follows.values()) == set("abcdefgh")
-        for question, answer in zip(words[8::2], words[9::2], strict=True):
+        assert (first, len(words)) == ("Map", letters + 2 * 12)
+        follows = dict(words[:letters])
+        assert set(follows) == set(follows.values()) == set("abcdefgh"[:letters])
+        for question, answer in zip(words[letters::2], words[letters + 1 :: 2], strict=True):
             place, count = question[0], question.count("x")
             assert question == place + "x" * count
             for _ in range(count):
                 place = follows[place]
             assert place == answer != question[0]
             counts[count] += 1
-    assert counts.keys() == {*range(1, 8)}
+    assert counts.keys() == {*range(1, letters)}
     assert min(counts.values()) > 0.8 * max(counts.values())
 
 
-def test_hops_of_a_whole_cycle_are_refused():
-    with pytest.raises(ValueError, match="levels=8 must be at most 7"):
-        SyntheticText(task="hops", levels=8, cache_dir="unused")
+@pytest.mark.parametrize("letters", [5, 8])
+def test_hops_of_a_whole_cycle_are_refused(letters):
+    with pytest.raises(ValueError, match=f"levels={letters} must be at most {letters - 1}"):
+        SyntheticText(task="hops", levels=letters, letters=letters, cache_dir="unused")
 
 
-def test_levels_are_part_of_the_identity_of_texts_that_have_them():
-    def source(task, levels):
-        return SyntheticText(task=task, levels=levels, cache_dir="unused").source()
+@pytest.mark.parametrize("key", ["levels", "letters"])
+def test_levels_and_letters_are_part_of_the_identity_of_texts_that_have_them(key):
+    def source(task, value):
+        sizes = {"levels": 3, "letters": 6, key: value}
+        return SyntheticText(task=task, cache_dir="unused", **sizes).source()
 
-    assert source("recall", 3) == source("recall", 6)
-    assert "levels" not in source("recall", 6)
-    assert source("hops", 3) != source("hops", 6)
+    assert source("recall", 4) == source("recall", 5)
+    assert key not in source("recall", 4)
+    assert source("hops", 4) != source("hops", 5)
