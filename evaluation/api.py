@@ -29,6 +29,7 @@ from evaluation.perplexity import Mode
 from evaluation.tasks.readers import Reader, reader_of
 from evaluation.text_results import TextScore, TokenLogits, figure_page
 from evaluation.text_scores import checked_ids, score_texts, token_logits
+from evaluation.thoughts import TokenTrace, losses_figure, save_page, trace_text
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Which
 from lightning_models.generation import (
