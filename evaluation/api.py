@@ -165,6 +165,16 @@ class Thinking:
     def _repr_html_(self) -> str:
         return figure_page(repr(self), self.figure, self.table)
 
+    def save(self, path: str | Path) -> Path:
+        """Writes one HTML page that needs no network, and returns its path.
+
+        ``evaluate.py think`` shows several models on one page.
+
+        Raises:
+            ValueError: If the name does not end in .html, or the folder takes no files.
+        """
+        return save_page([self.trace], path)
+
 
 class LoadedModel:
     """A trained model with its tokenizer, as ``lightning_models.load`` returns it.
