@@ -113,8 +113,8 @@ class SyntheticText(TextDataModule):
         sizes = {"val_documents": val_documents, "test_documents": test_documents}
         problems += range_problems(0, **sizes, document_seed=document_seed)
         problems += range_problems(2, length=length, held_out_length=held_out_length)
-        most = len(LETTERS) - 1
-        raise_problems(problems + range_problems(1, most, levels=levels))
+        problems += range_problems(2, len(LETTERS), letters=letters)
+        raise_problems(problems + range_problems(1, letters - 1, levels=levels))
         self._task, self._document_seed = task, document_seed
         held_out = length if held_out_length is None else held_out_length
         self._lengths: dict[Split, int] = {"train": length, "val": held_out, "test": held_out}
