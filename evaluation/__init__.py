@@ -19,8 +19,8 @@ place               what it holds
 ``tables``          frames as tables for people: text, Markdown
 ``figures``         figures from frames, and pictures and CSV as whole files
 ``generate``        command: continuations of prompts
-``think``           command: what models do at each token of a text; ``thoughts.html`` is its page
-``thoughts``        what a model does at each token: tables, and the page of several models
+``think``           command: what models do at each token of a text
+``thoughts``        what a model does at each token, as a table; ``thoughts_page`` is its HTML page
 ``importing``       command: a checkpoint from ``transformers`` weights
 ``exporting``       command: a checkpoint as a model of ``transformers``, a folder, or one file
 ``scoring``         nats, tokens and bytes summed over a corpus, and the quotients: perplexity

@@ -29,7 +29,8 @@ from evaluation.perplexity import Mode
 from evaluation.tasks.readers import Reader, reader_of
 from evaluation.text_results import TextScore, TokenLogits, figure_page
 from evaluation.text_scores import checked_ids, score_texts, token_logits
-from evaluation.thoughts import TokenTrace, losses_figure, save_page, trace_text
+from evaluation.thoughts import TokenTrace, losses_figure, trace_text
+from evaluation.thoughts_page import save_page
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint, Which
 from lightning_models.generation import (
@@ -486,17 +487,16 @@ class LoadedModel:
         - Latent-Thought LM: ``latents``, KL, mean and variance of each vector, and ``coordinates``.
         - Thought Gestalt: ``attention`` to memory by layer and age of sentences, with the gates.
         - Thinking States: ``thoughts`` after each chunk of a question.
-
         - All others: ``tokens`` with the loss of each token.
 
         ``trace`` and ``save`` show all methods token by token.
 
         Args:
-            text: read in one pass, with the end of the document after it; a question for a model
-                that answers questions. At most as long as the model's context.
+            text: Text to read in one pass, with the end of the document after it; a question for a
+                model that answers questions. At most as long as the model's context.
 
         Raises:
-            ValueError: if the text is empty or too long.
+            ValueError: If the text is empty or too long.
         """
         trace = self.trace(text)
         reader = self._reader(text)
@@ -521,7 +521,7 @@ class LoadedModel:
             text: See ``think``.
 
         Raises:
-            ValueError: if the text is empty or too long.
+            ValueError: If the text is empty or too long.
         """
         _check_type(str, "text (str)", text=text)
         reader = self._reader(text)

@@ -61,6 +61,25 @@ def add_model_arguments(parser: ArgumentParser, *, required: bool = True) -> Non
     add_run_arguments(parser)
 
 
+def add_labelled_checkpoints(parser: ArgumentParser, note: str) -> None:
+    """Declares the options that name several checkpoints with labels, and how they are read.
+
+    Args:
+        parser: Parser of the command.
+        note: Sentence of the help about the checkpoints of this command.
+    """
+    parser.add_argument(
+        "--ckpt",
+        type=str,
+        nargs="+",
+        required=True,
+        help="Checkpoints, folders of runs, or patterns in quotes, each with a label if it begins "
+        f"with NAME=. {note}",
+    )
+    add_which_argument(parser)
+    add_run_arguments(parser)
+
+
 def add_which_argument(parser: ArgumentParser) -> None:
     """Declares which checkpoint of a run is taken, where its folder is named."""
     parser.add_argument(

@@ -6,31 +6,18 @@ import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 
 from evaluation.api import LoadedModel
-from evaluation.arguments import (
-    add_file_arguments,
-    add_run_arguments,
-    add_which_argument,
-)
+from evaluation.arguments import add_file_arguments, add_labelled_checkpoints
 from evaluation.devices import pick_device
 from evaluation.load import build_model, build_tokenizer, known_changes
 from evaluation.runs import find_named, make_labels, path_names
 from evaluation.tables import as_aligned
-from evaluation.thoughts import LETTERS, check_page, save_page
+from evaluation.thoughts_page import LETTERS, check_page, save_page
 from lightning_models.recipe import import_packages
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.add_argument(
-        "--ckpt",
-        type=str,
-        nargs="+",
-        required=True,
-        help="Checkpoints, folders of runs, or patterns in quotes, each with a label if it begins "
-        "with NAME=. Methods and tokenizers may be mixed.",
-    )
-    add_which_argument(parser)
-    add_run_arguments(parser)
+    add_labelled_checkpoints(parser, "Methods and tokenizers may be mixed.")
     parser.add_argument(
         "--text",
         type=str,

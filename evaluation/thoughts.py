@@ -1,31 +1,24 @@
-"""What models did at each token of a text: tables, and one HTML page that needs no network.
+"""What models did at each token of a text, as a table.
 
-``LoadedModel.think`` and ``evaluate.py think`` show it. A token's row says how much it cost to
-predict, and what the method did while it read it:
+``LoadedModel.think`` and ``evaluate.py think`` show it (`evaluation.thoughts_page`). A token's row
+has its loss, and what the method did while it read the token:
 
-=====================  =============================================================================
-recorded               measures of a token
-=====================  =============================================================================
-fork                   streams after the last fork layer; forks created, kept, deleted at each
+======================  ===========================================================================
+recorded                measures of a token
+======================  ===========================================================================
+fork                    streams after the last fork layer; forks created, kept, deleted at each
 thinking_steps, router  executed and expected steps, or recurrences; the tail w and the exits
-prior_log_prob         what the latent vectors gain: loss at the prior's mean minus loss
-memory_attention       age of the sentences that are read; the gates stand above the text
-thoughts               the thought after a chunk of a question, in words
-latent_states          the most likely words of each latent (Coconut, CODI)
-=====================  =============================================================================
-
-Rows of several models are aligned by characters, so tokenizers may differ.
+prior_log_prob          what the latent vectors gain: loss at the prior's mean minus loss
+memory_attention        age of the sentences that are read; the gates stand above the text
+thoughts                the thought after a chunk of a question, in words
+latent_states           the most likely words of each latent (Coconut, CODI)
+======================  ===========================================================================
 """
 
 import difflib
-import hashlib
-import json
 import math
-import string
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,11 +35,9 @@ from callbacks.random_state import undisturbed
 from callbacks.recorded_thoughts import Recorded, thought_text
 from datamodules import SentenceTokenizer, Tokenizer
 from evaluation.devices import Precision, autocast
-from evaluation.output import check_target, render
 from evaluation.tables import KINDS
 from evaluation.tasks.readers import Piece, Reader
 from lightning_models import LanguageModel
-from lightning_models.atomic_files import write_whole
 from lightning_models.outputs import Scores, bits
 
 MEASURES = {
@@ -64,10 +55,6 @@ MOST_ANSWER = 64
 """Tokens of an answer that a model writes to a question."""
 WORDS = 3
 """Most likely tokens of a latent that are shown."""
-LETTERS = string.ascii_uppercase
-"""Stand for the models of a page."""
-LINE = 72
-"""Characters of a line of the page; a stretch that all models share may be longer."""
 
 
 @dataclass(frozen=True)
@@ -389,89 +376,3 @@ def _facts(
     if not thoughts and not others:
         facts["thinking"] = "no thoughts" if kind == "answer" else "none, loss only"
     return facts
-
-
-# ---- the page
-
-
-def save_page(traces: Sequence[TokenTrace], path: str | Path, key: str = "path") -> Path:
-    """Writes the page of one text, see ``page``; ``key`` is the option that names the file.
-
-    Raises:
-        ValueError: If the file's name does not end in .html, or its folder takes no files.
-    """
-    target = check_page(path, key)
-    write_whole(target, page(traces))
-    return target
-
-
-def check_page(path: str | Path, key: str = "path") -> Path:
-    """Returns the path of a page to be written, having tried its folder, see ``check_target``."""
-    target = check_target(path, key)
-    if target.suffix != ".html":
-        raise ValueError(f"{key} ({target}) must end in .html")
-    return target
-
-
-def page(traces: Sequence[TokenTrace]) -> str:
-    """Returns one HTML page of the same text as several models read it, one below the other.
-
-    It needs no network and no other file. A column is the shortest stretch of characters at whose
-    ends all models have the border of a token.
-    """
-    text = traces[0].text
-    borders = [set(trace.tokens.loc[trace.tokens["kind"] == "text", "end"]) for trace in traces]
-    common = sorted(set.intersection(*borders, set(range(len(text) + 1))) | {0, len(text)})
-    models = [_page_model(trace, common) for trace in traces]
-    widths = [
-        max(sum(len(row["text"]) + 1 for row in rows) for rows in zip_columns)
-        for zip_columns in zip(*(model["columns"] for model in models), strict=True)
-    ]
-    lines, room = list[list[int]](), 0
-    for column, width in enumerate(widths):
-        if not width:
-            continue
-        if not lines or room + width > LINE:
-            lines, room = [*lines, []], 0
-        lines[-1].append(column)
-        room += width
-    most = max(float(np.nanmax([0.0, *trace.tokens["nats"]])) for trace in traces)
-    data = [
-        {**model, "letter": letter, "loss": MEASURES["nats"], "columns": None}
-        for letter, model in zip(LETTERS, models, strict=False)
-    ]
-    shown = {"text": text, "models": models, "lines": lines, "data": data, "most": most or 1.0}
-    nonce = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]  # no text can know it
-    return render("thoughts.html", letters=LETTERS, nonce=nonce, **shown)
-
-
-def _page_model(trace: TokenTrace, common: Sequence[int]) -> dict[str, Any]:
-    """Returns what the template shows of a model: facts, measures with their range, columns."""
-    names = trace.measures
-    measures = []
-    for name in names:
-        low, high = trace.tokens[name].min(), trace.tokens[name].max()
-        high = max(abs(low), high) if low < 0 else high  # equal amounts have equal depth
-        low = -high if low < 0 else 0.0
-        measures.append({"label": MEASURES[name], "low": float(low), "high": float(high)})
-    columns: list[list[dict[str, Any]]] = [[] for _ in (*common, None)]  # one more, after the text
-    tokens, last = [], int((trace.tokens["kind"] == "text").to_numpy().nonzero()[0].max())
-    for idx, row in enumerate(trace.tokens.to_dict("records")):
-        column = bisect_left(common, row["end"]) if idx <= last else len(common)
-        values = [None if math.isnan(row[name]) else row[name] for name in names]
-        nats = None if math.isnan(row["nats"]) else row["nats"]
-        shown = {"kind": row["kind"], "nats": nats}
-        columns[column].append({**shown, "index": idx, "text": visible(row["text"])})
-        tokens.append({**shown, "text": row["text"], "values": values, "note": row["note"]})
-    described = {"name": trace.name, "facts": trace.facts, "measures": measures}
-    return {**described, "columns": columns, "tokens": tokens}
-
-
-def visible(text: str) -> str:
-    """Returns text in which a line break, a tab and spaces at an end can be seen."""
-    text = text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}").replace("\t", "→")
-    inner = text.strip(" ")
-    before = len(text) - len(text.lstrip(" "))
-    after = len(text) - before - len(inner)
-    space = "\N{OPEN BOX}"
-    return space * before + inner + space * (after if inner else 0)

@@ -37,7 +37,7 @@ CURES = (
 """What messages of Python, numpy and torch say of too large and misspelt values; and the cures."""
 
 
-MISSING = re.compile(r"Requirement '(wandb|mlflow)\b[^']*' not met")
+NO_PACKAGE = re.compile(r"Requirement '(wandb|mlflow)\b[^']*' not met")
 """What Lightning's loggers say where their package is not installed."""
 TRACKERS = ("wandb", "mlflow")
 """Packages of loggers, whose own errors are of accounts, servers and stores."""
@@ -74,7 +74,7 @@ def explain(error: BaseException) -> str | None:
     for cause in _causes(error):
         if _is_ours(cause):
             return _without_worker(str(cause))
-    if (package := MISSING.search(str(error))) is not None:
+    if (package := NO_PACKAGE.search(str(error))) is not None:
         name = package[1]
         return f"trainer.logger needs {name}; install it with pip install -e '.[{name}]'"
     if type(error).__module__.partition(".")[0] in TRACKERS:

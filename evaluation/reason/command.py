@@ -26,8 +26,7 @@ from datamodules.store import Split
 from evaluation.arguments import (
     add_data_arguments,
     add_file_arguments,
-    add_run_arguments,
-    add_which_argument,
+    add_labelled_checkpoints,
     chosen,
     data_recipe,
 )
@@ -207,16 +206,9 @@ def _result(
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options; data default to those of the first checkpoint."""
-    parser.add_argument(
-        "--ckpt",
-        type=str,
-        nargs="+",
-        required=True,
-        help="Checkpoints, folders of runs, or patterns in quotes, each with a label if it begins "
-        "with NAME=. All have one tokenizer. Speed-ups are over the first that writes its steps.",
+    add_labelled_checkpoints(
+        parser, "All have one tokenizer. Speed-ups are over the first that writes its steps."
     )
-    add_which_argument(parser)
-    add_run_arguments(parser)
     add_data_arguments(parser)
     parser.set_defaults({"split": "test"})
     parser.add_argument(

@@ -11,7 +11,8 @@ import pytest
 import torch
 from browser import CHROMIUM, browser
 
-from evaluation.thoughts import TokenTrace, page, visible
+from evaluation.thoughts import TokenTrace
+from evaluation.thoughts_page import page, visible
 from lightning_models import load
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
