@@ -1,5 +1,7 @@
 """LoRA (arXiv 2106.09685) on a backbone, by ``peft``."""
 
+from typing import cast
+
 from lightning_models.thinking_states.backbone import Backbone
 
 
@@ -13,7 +15,7 @@ def add_adapters(backbone: Backbone, *, rank: int, alpha: float, dropout: float)
         dropout: Dropout probability before them.
 
     Raises:
-        ValueError: ``peft`` is not installed.
+        ValueError: If ``peft`` is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -30,7 +32,7 @@ def add_adapters(backbone: Backbone, *, rank: int, alpha: float, dropout: float)
     backbone.requires_grad_(False)
     settings = LoraConfig(
         r=rank,
-        lora_alpha=alpha,
+        lora_alpha=cast(int, alpha),  # divided by r; peft takes any number
         lora_dropout=dropout,
         target_modules=[*matrices],
         fan_in_fan_out="Conv1D" in matrices.values(),  # GPT-2's are transposed
