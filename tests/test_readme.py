@@ -157,7 +157,7 @@ def test_the_python_of_a_page(page, folder, monkeypatch, capsys):
     (block,) = BLOCK.findall((ROOT / page).read_text())
     monkeypatch.chdir(folder)
     train_runs(["runs/demo/thoughtbubbles"])
-    (folder / "thoughts.png").unlink(missing_ok=True)
+    (folder / "thoughts.html").unlink(missing_ok=True)
     capsys.readouterr()
     exec(compile(block, page, "exec"), {})
     assert "noncausal" in capsys.readouterr().out
