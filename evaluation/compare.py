@@ -10,6 +10,7 @@ import pandas as pd
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
+from callbacks.analysis.token_text import REPLACEMENT
 from datamodules.store import Split
 from evaluation.arguments import (
     add_batch_arguments,
@@ -271,7 +272,8 @@ def make_samples(
             )
         except ValueError as error:
             text = f"(none: {error})"
-        samples[run.label] = text
+        printable = (c if c.isprintable() or c in "\n\t" else REPLACEMENT for c in text)
+        samples[run.label] = "".join(printable)
     return samples
 
 

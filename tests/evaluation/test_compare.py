@@ -570,7 +570,8 @@ def test_rows_and_report_have_the_names_they_are_given(compare, runs, tmp_path, 
     assert {row["label"] for row in rows} == {"plain decoder", "ponder"}
     assert "plain decoder" in printed
     text = (tmp_path / "report" / "report.md").read_text()
-    assert text.startswith("# Small &lt;runs&gt;\n\nOf *two* kinds.\n\n## ")
+    difference = r"- ponder minus plain decoder: [+-]\d\.\d{4} bits per byte, (better|worse) \("
+    assert re.match(r"# Small &lt;runs&gt;\n\nOf \*two\* kinds\.\n\n" + difference, text)
     assert "| ponder/" in text  # checkpoints below are named from here
     assert str(runs) not in text
     page = (tmp_path / "report" / "report.html").read_text()
@@ -614,6 +615,7 @@ def test_a_comparison_as_pdf_and_its_samples(compare, runs, evaluates, tmp_path)
     samples = printed.partition("## What each model writes")[2]
     assert "**plain_1**: " in samples
     assert "**ponder**: " in samples
+    assert all(c.isprintable() or c == "\n" for c in samples)  # models of bytes write any
     assert "What each model writes" in (tmp_path / "report" / "report.html").read_text()
     target = tmp_path / "x.pdf"
     for _ in range(2):
