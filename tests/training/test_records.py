@@ -18,7 +18,7 @@ from jsonargparse import Namespace
 
 from callbacks.run_record import SaveRunRecord, as_yaml, free_path, git_commit
 from evaluation.runs import find_compared
-from lightning_models.checkpoint import CheckpointError, read_checkpoint
+from lightning_models.checkpoint import CheckpointError, newest_checkpoint, read_checkpoint
 from tests.programs import Program
 from tests.reliability.runs import Run, finished, killed, step_lines
 from tests.training.conftest import checkpoint_folder, load
@@ -227,7 +227,7 @@ def test_a_run_goes_on_in_one_process_at_a_time(text_file, tmp_path):
         assert line.startswith(f"error: {named}")
         assert "Traceback" not in errors
     killed(process, 12)
-    step = load(run.root / "mine" / "checkpoints" / "last.ckpt")["global_step"]
+    step = newest_checkpoint([run.root / "mine" / "checkpoints"]).step
     finished(run.start("--ckpt_path=last", f"--trainer.max_steps={step + 1}"))
     assert load(run.root / "mine" / "checkpoints" / "last.ckpt")["global_step"] == step + 1
 
@@ -260,7 +260,7 @@ def test_a_folder_of_checkpoints_has_one_process_at_a_time(text_file, tmp_path, 
         (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
         assert f"another process trains {'the' if more else 'a'} run in {folder}" in line
     killed(process, 12)
-    step = load(folder / "last.ckpt")["global_step"]
+    step = newest_checkpoint([folder]).step  # it may be one past last.ckpt, which is written later
     finished(run.start("--ckpt_path=last", f"--trainer.max_steps={step + 1}"))
     assert load(folder / "last.ckpt")["global_step"] == step + 1
 
