@@ -115,7 +115,8 @@ def evaluate_command(checkpoint: Path | None, output: Path, options: Settings) -
     verb = options.pop("command", "perplexity")
     typed: list[str] = []
     for key, value in {"ckpt": checkpoint, "output": output, **options}.items():
-        typed += [f"--{key}", "null" if value is None else str(value)]
+        values = value if isinstance(value, list) else [value]
+        typed += [f"--{key}", *("null" if each is None else str(each) for each in values)]
     return [sys.executable, str(ROOT / "evaluate.py"), verb, *typed]
 
 
