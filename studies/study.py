@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -302,8 +303,14 @@ class Study:
         }
 
     def settings_digest(self, run: Run) -> str:
-        """Returns 8 hex digits that identify the settings behind a run's values."""
-        settings = [self.train_config(run), run.evaluations]
+        """Returns 8 hex digits that identify the settings behind a run's values.
+
+        The user's text counts by its files' names and sizes, wherever they are.
+        """
+        settings: list[Any] = [replace(self, files=()).train_config(run), run.evaluations]
+        paths = [Path(path) for each in self.files for path in sorted(glob(each, recursive=True))]
+        if self.files:
+            settings.append([self.separator, *((path.name, path.stat().st_size) for path in paths)])
         return _digest(json.dumps(settings, sort_keys=True))
 
     def _length(self, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -118,6 +118,19 @@ def test_evaluate_accepts_the_options(study, run, name, tmp_path):
         assert data_recipe(settings, read_checkpoint(checkpoint))
 
 
+def test_settings_name_the_users_text_by_its_files(tmp_path):
+    """By names and sizes, so that a table of one machine is continued on another."""
+    digests = []
+    for folder, text in (("here", "a"), ("there", "a"), ("longer", "ab")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "book.txt").write_text(text)
+        study = load_study("ponderlm", files=(str(tmp_path / folder / "*.txt"),))
+        digests.append(study.settings_digest(study.runs["deep"]))
+    assert digests[0] == digests[1] != digests[2]
+    declared = load_study("ponderlm")
+    assert declared.settings_digest(declared.runs["deep"]) not in digests
+
+
 # ---- suites
 
 
