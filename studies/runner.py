@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -28,6 +29,9 @@ CONFIG, LOG, RECORD = "config.yaml", "train.log", "record.json"
 LAST = "*/version_*/checkpoints/last.ckpt"
 """Checkpoint for resuming and for evaluation."""
 LAST_LINES = 15
+STEP = re.compile(r"^step \d+/.*$", re.MULTILINE)
+"""Progress line of a training."""
+REPORT_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1
 
 _end_with_the_study = (  # on Linux, SIGTERMs a command when its study is killed
@@ -78,16 +82,29 @@ def started(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[byt
         _running.discard(process)
 
 
-def execute(command: Sequence[str], log: Path) -> None:
+def execute(command: Sequence[str], log: Path, label: str = "") -> None:
     """Runs a command to its end, see `started`.
+
+    Args:
+        command: The arguments.
+        log: File of its output.
+        label: If given, the newest progress line of the log is printed with it every half minute.
 
     Raises:
         CommandError: If its exit code is not 0.
     """
+    printed = ""
     with started(command, log) as process:
-        code = process.wait()
-    if code:
-        raise CommandError(command, code, log)
+        while process.poll() is None:
+            try:
+                process.wait(REPORT_SECONDS)
+            except subprocess.TimeoutExpired:
+                step = (STEP.findall(log.read_text(encoding="utf-8", errors="replace")) or [""])[-1]
+                if label and step != printed:
+                    print(f"{label}: {step}", flush=True)
+                    printed = step
+    if process.returncode:
+        raise CommandError(command, process.returncode, log)
 
 
 def share_processors(jobs: int) -> None:
@@ -199,7 +216,7 @@ def train_run(settings: Settings, run_dir: RunFolder) -> None:
     earlier = run_dir.record.get("train", {}).get("seconds", 0.0) if resume else 0.0
     start, finished = time.monotonic(), False
     try:
-        execute(command, run_dir.path / LOG)
+        execute(command, run_dir.path / LOG, label=run_dir.path.name)
         finished = True
     finally:
         seconds = earlier + time.monotonic() - start

@@ -81,7 +81,7 @@ class Commands:
         self.failing = {}
         """What to raise, by a word of the command."""
 
-    def __call__(self, command, log: Path):
+    def __call__(self, command, log: Path, label=""):
         command = [str(word) for word in command]
         self.seen.append(command)
         log.write_text("not executed")

@@ -163,6 +163,17 @@ def test_a_failure_shows_the_command_and_its_last_lines(tmp_path):
     assert f"{sys.executable} -u -c" in message
 
 
+def test_a_training_says_where_it_is(tmp_path, monkeypatch, capsys):
+    """Each new progress line of its log, once, while it runs."""
+    monkeypatch.setattr(runner, "REPORT_SECONDS", 0.02)
+    code = "import time; print('step 1/2: train/loss 3', flush=True); time.sleep(1)"
+    execute(
+        [sys.executable, "-c", f"print('hello'); {code}"], tmp_path / "log", label="plain-seed0"
+    )
+    execute([sys.executable, "-c", code], tmp_path / "other")
+    assert capsys.readouterr().out == "plain-seed0: step 1/2: train/loss 3\n"
+
+
 def test_several_commands_share_the_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(runner.os, "cpu_count", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
