@@ -146,7 +146,7 @@ class ShardWriter:
             running.result()
 
     def _write(
-        self, rest: dict[str, Any], tensors: dict[shards.Place, DTensor], path: Path
+        self, rest: dict[str, Any], tensors: dict[shards.KeyPath, DTensor], path: Path
     ) -> None:
         import torch.distributed.checkpoint as dcp
 

@@ -20,7 +20,7 @@ from lightning_models.checkpoint import (
     Recipe,
     Which,
     has_log,
-    place_of,
+    parse_path,
     read_checkpoint,
     started_runs,
 )
@@ -153,7 +153,7 @@ def matching(path: Path) -> list[Path]:
 
 def _places(word: str, key: str) -> list[Path]:
     """Returns the checkpoint files and run folders of a word, or its path if there are none."""
-    path = place_of(word, key)
+    path = parse_path(word, key)
     return started_runs(matching(path)) or [path]
 
 

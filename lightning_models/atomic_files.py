@@ -1,4 +1,4 @@
-"""How this project writes files: they are whole or not there, whenever a process is killed."""
+"""Atomic writing of files: they are complete or absent, whenever a process is killed."""
 
 import contextlib
 import errno
@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import BinaryIO
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of the system for a full disk, a quota or a limit of file sizes."""
+"""System errors for a full disk, a quota or a limit of file sizes."""
 
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, sole: bool = False) -> Iterator[BinaryIO]:
-    """Opens a file to write; after a crash at any point it is the old one or the new one.
+    """Opens a file for atomic writing: after a crash it has its old or its new content.
 
-    The content goes to the disk under another name in the same folder, which replaces the file at
-    the end, unless an error is raised.
+    The content is written to a temporary file in the same folder, which replaces the file at the
+    end unless an error is raised.
 
     Args:
-        path: The file; its folder exists.
-        sole: Whether no other process writes this file at the time, so that what killed ones have
-            left unfinished can be removed.
+        path: The file, in an existing folder.
+        sole: Whether no other process writes this file, so that the temporary files of killed
+            processes can be removed.
 
     Raises:
-        OSError: If it cannot be written; ``filename`` is the path.
+        OSError: The file cannot be written; ``filename`` is its path.
     """
     if sole:
         remove_unfinished(path.parent, path.name)
@@ -45,29 +45,29 @@ def whole_file(path: Path, *, sole: bool = False) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # some network file systems sync no folders
+    with contextlib.suppress(OSError):  # some network file systems cannot sync folders
         sync(path.parent)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file, text as UTF-8 with its line ends unchanged, see `whole_file`."""
+    """Writes a file atomically, see `whole_file`; text as UTF-8 with unchanged line ends."""
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def unfinished_path(path: Path) -> Path:
-    """Returns where this process writes a file or folder before it is moved to ``path``."""
+    """Returns the temporary path at which this process writes a file or folder for ``path``."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Removes what killed processes have left unfinished of one file in a folder, or of all."""
+    """Removes the temporary files of killed processes in a folder, of one file or of all."""
     for leftover in folder.glob(f".{'*' if name is None else glob.escape(name)}.*.partial"):
         leftover.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
-    """Makes sure that a file, or the names in a folder, are on disk, not only in memory."""
+    """Flushes a file, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -76,7 +76,7 @@ def sync(path: Path) -> None:
 
 
 def full_disk(error: BaseException | None) -> int | None:
-    """Returns the number of the system's error if a full disk is the cause, in any library."""
+    """Returns the errno if a full disk is the cause of an error, of any library, else None."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             return error.errno
@@ -89,26 +89,26 @@ def full_disk(error: BaseException | None) -> int | None:
 
 @contextlib.contextmanager
 def full_disk_of(path: Path) -> Iterator[None]:
-    """Has a full disk raise an OSError with the path of the file or folder that is written."""
+    """Turns errors caused by a full disk into an OSError that names the path written to."""
     try:
         yield
     except Exception as error:
-        number = full_disk(error)
-        if number is None:
+        code = full_disk(error)
+        if code is None:
             raise
-        raise OSError(number, os.strerror(number), str(path)) from error
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def check_folder(key: str, folder: Path, value: Path | None = None) -> None:
-    """Tries that a folder, which need not exist yet, can be written to; leaves no file there.
+    """Checks that files can be written to a folder, which need not exist; leaves nothing there.
 
     Args:
-        key: The argument that names it, for the message.
+        key: Name of the argument, for the message.
         folder: The folder.
-        value: The argument's value where that is not the folder but a path in it.
+        value: Value of the argument, if it is not the folder but a path in it.
 
     Raises:
-        ValueError: If it is a file, lies below one, or refuses files.
+        ValueError: The path or a parent is a file, or the folder is not writable.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     name = f"{key} ({value or folder})"

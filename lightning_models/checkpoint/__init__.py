@@ -1,12 +1,12 @@
-"""Checkpoints: what they hold, how they are read without running code, and where they are found.
+"""Checkpoints: their content, how they are found, and how they are read without running code.
 
-| file | what it holds |
+| file | content |
 |---|---|
 | `content` | `Checkpoint`: recipes, weights and the run that wrote it, checked |
-| `formats` | a file, a file with parts or a model folder: read, verified, exported |
-| `shards` | tensors in parts, which processes write and read each their share of |
-| `finding` | by path, `last`, `best` or `auto`; the runs below a folder |
-| `restoring` | `RestoresItself`: models that write and follow their recipe |
+| `formats` | reading, verifying and exporting a file, a file with shards or a model folder |
+| `shards` | tensors in shards, which each process writes and reads its share of |
+| `finding` | search by path, `last`, `best` or `auto`; the runs below a folder |
+| `restoring` | `RestoresItself`: models that write their recipe and are rebuilt from it |
 
 Callbacks decide when checkpoints are written, and write them: `callbacks.checkpoint_io`.
 """
@@ -22,7 +22,7 @@ from lightning_models.checkpoint.finding import WITHIN as WITHIN
 from lightning_models.checkpoint.finding import find_checkpoint as find_checkpoint
 from lightning_models.checkpoint.finding import has_log as has_log
 from lightning_models.checkpoint.finding import newest_checkpoint as newest_checkpoint
-from lightning_models.checkpoint.finding import place_of as place_of
+from lightning_models.checkpoint.finding import parse_path as parse_path
 from lightning_models.checkpoint.finding import read_checkpoint as read_checkpoint
 from lightning_models.checkpoint.finding import started_runs as started_runs
 from lightning_models.checkpoint.formats import file_status as file_status

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, checked: recipes, weights, state of training, and the run it is of."""
+"""The content of a checkpoint, checked: recipes, weights, training state, and its run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Recipe = dict[str, Any]
 """``{"class_path": "lightning_models.TransformerLM", "init_args": {...plain values...}}``."""
 
 Which = Literal["last", "best"]
-"""The furthest checkpoint of a run, or the best one by its own account."""
+"""The checkpoint of a run with the highest step, or the one that the run recorded as its best."""
 
 _LAYOUT: dict[str, type] = {
     "global_step": int,
@@ -26,7 +26,7 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be read, rebuilt or written; the message names file and cure.
 
     Attributes:
-        agreed: Whether all processes of the run raise it at the same place.
+        agreed: Whether all processes of the run raise it together.
     """
 
     def __init__(self, message: str, *, agreed: bool = False) -> None:
@@ -36,23 +36,23 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was written by this project.
+    """A checkpoint written by this project.
 
     Raises:
-        CheckpointError: If the content has no recipe.
+        CheckpointError: The content has no recipe or weights, or an entry of the wrong type.
     """
 
     path: Path
-    """Where it was read from."""
+    """The file or folder that it was read from."""
     content: Mapping[str, Any]
-    """Everything Lightning saved; tensors are mapped from the file, not read."""
+    """Everything that Lightning saved. Tensors are mapped from the file, and read when used."""
     which: Which | None = None
-    """Which one of its run it was chosen as, or None where its file was named."""
+    """How it was chosen from its run, or None if its file was named."""
     status: tuple[int, ...] | None = None
     """Status of the file when it was read, see ``file_status``."""
 
     def __post_init__(self) -> None:
-        """Checks that the content says how to rebuild the model."""
+        """Checks recipes, weights and the types of other entries."""
         recipe = self.content.get("recipe")
         if not isinstance(recipe, Mapping) or not _is_recipe(recipe.get("model")):
             keys = ", ".join(sorted(map(str, self.content))) or "none"
@@ -67,32 +67,32 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: recipe.data is broken; expected class_path and init_args"
             )
-        for key, kind in _LAYOUT.items():
+        for key, cls in _LAYOUT.items():
             value = self.content.get(key)
-            if value is not None and not isinstance(value, kind):
+            if value is not None and not isinstance(value, cls):
                 raise CheckpointError(
                     f"{self.path}: {key} ({str(value)[:40]!r}) is broken; expected a "
-                    f"{kind.__name__}, as train.py writes it. Take another checkpoint"
+                    f"{cls.__name__}, as train.py writes it. Take another checkpoint"
                 )
 
     @property
     def step(self) -> int:
-        """Optimiser steps done."""
+        """Number of optimiser steps done."""
         return int(self.content.get("global_step", 0))
 
     @property
     def run_id(self) -> str | None:
-        """The id that all checkpoints of one run have, resumed or not, or None in older ones."""
+        """Id shared by all checkpoints of a run, resumed or not, or None in older ones."""
         return self._of_run("id")
 
     @property
     def run_name(self) -> str | None:
-        """The name that the command line gave the run, or None."""
+        """Name of the run from the command line, or None."""
         return self._of_run("name")
 
     @property
     def log_folder(self) -> Path | None:
-        """The folder of the run's logs, relative to its root folder if below that, or None."""
+        """Folder of the run's logs, relative to the run's root folder if inside it, or None."""
         folder = self._of_run("log_folder")
         return None if folder is None else Path(folder)
 
@@ -106,7 +106,7 @@ class Checkpoint:
         """Class path and init arguments of the model, checked (see ``lightning_models.recipe``).
 
         Raises:
-            CheckpointError: If they name what they must not, or are of another version.
+            CheckpointError: The recipe names a class that is not allowed, or has another version.
         """
         self.complete("model")
         return dict(self.content["recipe"]["model"])
@@ -121,7 +121,7 @@ class Checkpoint:
         return None if self.complete("data") is None else dict(self.content["recipe"]["data"])
 
     def complete(self, role: Literal["model", "data"]) -> Recipe | None:
-        """Returns the recipe of model or data, if there is one, with all defaults.
+        """Returns the recipe of model or data with all defaults, or None if there is none.
 
         Raises:
             CheckpointError: See ``model_recipe``.
@@ -134,7 +134,11 @@ class Checkpoint:
 
     @property
     def data_state(self) -> Mapping[str, Any]:
-        """The state that the datamodule saved (fingerprint, tokenizer), maybe empty."""
+        """State of the datamodule (fingerprint, tokenizer), which may be empty.
+
+        Raises:
+            CheckpointError: The tokenizer in it is broken.
+        """
         recipe = self.content["recipe"].get("data")
         name = "" if recipe is None else recipe["class_path"].rpartition(".")[2]
         state = self.content.get(name)
@@ -150,7 +154,7 @@ class Checkpoint:
 
 
 def refused(path: Path, error: ValueError) -> CheckpointError:
-    """Returns the error of a checkpoint whose recipe was refused, to be raised from that."""
+    """Returns the error to raise from the one that refused a checkpoint's recipe."""
     hint = "; was it written by another version?" if isinstance(error, MisfitError) else ""
     return CheckpointError(f"{path} is refused: {error}{hint}")
 

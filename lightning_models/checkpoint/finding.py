@@ -1,4 +1,4 @@
-"""Finds checkpoints: by path, the furthest or the best of a run; and the runs below a folder."""
+"""Finds checkpoints, by path or as the last or best one of a run, and the runs below a folder."""
 
 import contextlib
 import difflib
@@ -12,15 +12,15 @@ from lightning_models.checkpoint.content import Checkpoint, CheckpointError, Whi
 from lightning_models.checkpoint.formats import is_model_folder, open_checkpoint, verified
 
 AUTO = "auto"
-"""Value of ``--ckpt_path`` for the last checkpoint, and a new run where there is none yet."""
+"""Value of ``--ckpt_path`` for the last checkpoint, or a new run if there is none yet."""
 RESULTS = "results"
-"""Name of the folder with the scores of a run's checkpoints, in the folder of the run."""
+"""Name of the subfolder of a run with the scores of its checkpoints."""
 RUNS = Path("runs")
-"""Where training writes runs by default."""
+"""Default folder of training runs."""
 LOGS = ("events.out.tfevents.*", "metrics.csv")
 """Names of the files that a run logs to."""
 WITHIN = "within."
-"""Begins the tags of analyses in TensorBoard, which sorts them behind ``train/`` and ``val/``."""
+"""Prefix of the TensorBoard tags of analyses, which sorts them after ``train/`` and ``val/``."""
 
 _Source = TypeVar("_Source")
 
@@ -28,39 +28,39 @@ _Source = TypeVar("_Source")
 # ---- paths
 
 
-def place_of(word: str | Path, key: str = "ckpt") -> Path:
-    """Returns the path that a command line names as a checkpoint, or where some are.
+def parse_path(text: str | Path, key: str = "ckpt") -> Path:
+    """Returns the path of a checkpoint or a folder of them, as given on the command line.
 
     Args:
-        word: The path; ``~`` is the home folder.
-        key: The option that has it, for messages.
+        text: The path, in which ``~`` is the home folder.
+        key: Name of the option, for messages.
 
     Raises:
-        CheckpointError: If it is empty, as a shell variable that is not set: ``Path`` takes that
-            for the working folder, and the newest checkpoint below it would be read.
+        CheckpointError: The path is empty, as from a shell variable that is not set. ``Path`` would
+            take it for the working folder, and the newest checkpoint below that would be read.
     """
-    if not str(word).strip():
+    if not str(text).strip():
         raise CheckpointError(
-            f"{key} ({str(word)!r}) is empty; name a checkpoint or the folder of a run (is a "
+            f"{key} ({str(text)!r}) is empty; name a checkpoint or the folder of a run (is a "
             "shell variable not set?)"
         )
     try:
-        return Path(word).expanduser()
-    except RuntimeError:  # ~ of a user that there is not
-        return Path(word)
+        return Path(text).expanduser()
+    except RuntimeError:  # ~ of an unknown user
+        return Path(text)
 
 
 def suggest_path(path: Path) -> str:
-    """Returns the question after a missing path, naming paths that resemble it.
+    """Returns "; did you mean X?" for a missing path, or "" if nothing resembles it.
 
-    Folders and checkpoints are compared, next to the path and among ``RUNS``.
+    Folders and checkpoints next to the path and in ``RUNS`` are compared.
     """
     near = _near(path) or _near(RUNS / path)
     return f"; did you mean {' or '.join(map(str, near[:3]))}?" if near else ""
 
 
 def _suggest_import(path: Path) -> str:
-    """Returns what to do where a path may be the hub name of a model, as gpt2 or owner/name."""
+    """Suggests an import if a missing path may be a hub name, such as gpt2 or owner/name."""
     if path.suffix == ".ckpt" or len(path.parts) > 2 or path.is_absolute():
         return ""
     if path.parent != Path() and path.parent.exists():
@@ -72,16 +72,16 @@ def _suggest_import(path: Path) -> str:
 
 
 def _near(path: Path) -> list[Path]:
-    """Returns a path that exists, else those whose parts are spelt like its parts."""
+    """Returns an existing path itself, or else paths with similarly spelt parts."""
     if path.exists() or path == path.parent:
         return [path] if path.exists() else []
-    found = []
+    near = []
     for folder in [path.parent] if path.parent.is_dir() else _near(path.parent):
         with contextlib.suppress(OSError):
-            places = [p for p in sorted(folder.iterdir()) if p.suffix == ".ckpt" or p.is_dir()]
-            names = [place.name for place in places if not place.name.startswith(".")]
-            found += [folder / name for name in difflib.get_close_matches(path.name, names, n=2)]
-    return found
+            paths = [p for p in sorted(folder.iterdir()) if p.suffix == ".ckpt" or p.is_dir()]
+            names = [p.name for p in paths if not p.name.startswith(".")]
+            near += [folder / name for name in difflib.get_close_matches(path.name, names, n=2)]
+    return near
 
 
 # ---- checkpoints
@@ -90,21 +90,21 @@ def _near(path: Path) -> list[Path]:
 def read_checkpoint(
     path: str | Path, which: Which = "last", *, verifies: bool = True
 ) -> Checkpoint:
-    """Returns the checkpoint at ``path``, verified; only tensors and plain values are unpickled.
+    """Reads and verifies the checkpoint at ``path``; only tensors and plain values are unpickled.
 
     Args:
-        path: A file, a model folder, or a folder of runs, of which the newest is taken.
-        which: Whether the furthest whole checkpoint of that run is taken, or the best one.
-        verifies: Whether parts that processes have written are read against their digests. Ranks
-            above 0 of a run leave that to the first rank, and verify a share when they load.
+        path: A file, a model folder, or a folder of runs, of which the newest is used.
+        which: The checkpoint of a run to read: the last undamaged one or the best.
+        verifies: Whether shards are compared with their digests. In distributed runs rank 0 does
+            so, and every rank verifies a share when it loads.
 
     Raises:
-        CheckpointError: If the file is missing, damaged, wants to run code, or is not ours; if the
-            run has kept no best checkpoint, or the best is asked for of a file.
+        CheckpointError: The file is missing, damaged, would run code, or is of another program; the
+            run has kept no best checkpoint; or ``best`` is given with a file.
     """
     if which not in get_args(Which):
         raise CheckpointError(f"which ({which}) must be one of {', '.join(get_args(Which))}")
-    path = place_of(path)
+    path = parse_path(path)
     if (path / "config.json").is_file() and not is_model_folder(path):
         raise CheckpointError(
             f"{path} is a model of transformers; make a checkpoint of it with evaluate.py import "
@@ -117,7 +117,7 @@ def read_checkpoint(
         )
     if path.is_dir() and not is_model_folder(path):
         checkpoint = _of_run([path], which, "which=best", verifies)
-        runs = started_runs([path])  # names the starts that it has passed over
+        runs = started_runs([path])  # warns of the starts that were skipped
         if len(runs) > 1:
             warnings.warn(
                 f"{path} has {len(runs)} runs, and the newest is taken: {checkpoint.path}; name "
@@ -140,10 +140,10 @@ def read_checkpoint(
 def find_checkpoint(
     ckpt_path: str, folders: Sequence[Path], verb: str = "fit", *, verifies: bool = True
 ) -> Checkpoint | None:
-    """Returns the checkpoint that ``--ckpt_path`` names, or None if ``auto`` begins a new run.
+    """Returns the checkpoint named by ``--ckpt_path``, or None if ``auto`` begins a new run.
 
     Args:
-        ckpt_path: A path, or ``last`` for the furthest whole checkpoint of the newest run below
+        ckpt_path: A path, or ``last`` for the last undamaged checkpoint of the newest run below
             ``folders``, ``best`` for the best one of that run, or ``auto`` for ``last`` if there is
             a checkpoint file.
         folders: Folders to search, with all their subfolders.
@@ -151,40 +151,40 @@ def find_checkpoint(
         verifies: See :func:`read_checkpoint`.
 
     Raises:
-        CheckpointError: If there is none, or it cannot be read.
+        CheckpointError: There is no checkpoint, or it cannot be read.
     """
     if ckpt_path == AUTO and verb == "fit":
         if not any(path for folder in folders for path in checkpoint_files(folder)):
             return None
         ckpt_path = "last"
     if ckpt_path not in ("last", "best", AUTO):
-        return read_checkpoint(place_of(ckpt_path, "ckpt_path"), verifies=verifies)
+        return read_checkpoint(parse_path(ckpt_path, "ckpt_path"), verifies=verifies)
     which: Which = "best" if ckpt_path == "best" else "last"
     return _of_run(folders, which, "ckpt_path=best", verifies)
 
 
 def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Checkpoint:
-    """Returns the furthest whole checkpoint of the newest run below ``folders``.
+    """Returns the last undamaged checkpoint of the newest run below ``folders``.
 
-    The newest run is the one that has written the newest whole file. Its own are the files next to
-    that with its id, or without one in older checkpoints, and the one with the highest step is
-    taken: copying a run may change the order of its files' times, but not their steps. Damaged
-    files are named in a warning and skipped.
+    The newest run is the one with the newest undamaged file. Files in the same folder belong to it
+    if they have its id, or none in older checkpoints. The one with the highest step is used,
+    because copying a run may change the order of times, but not of steps. Damaged files are skipped
+    with a warning.
 
     Args:
-        folders: Searched with all their subfolders.
+        folders: Folders to search, with all their subfolders.
         verifies: See :func:`read_checkpoint`.
 
     Raises:
-        CheckpointError: If there is none.
+        CheckpointError: There is no such checkpoint.
     """
 
     def read_again(opened: Checkpoint) -> Checkpoint:
-        # a run that goes on may have replaced or removed the file since it was opened
+        # a live run may have replaced or removed the file since it was opened
         return read_checkpoint(opened.path, verifies=verifies)
 
-    found = {path.resolve(): path for folder in folders for path in checkpoint_files(folder)}
-    times = {path: _time(path) for path in found.values()}
+    paths = {path.resolve(): path for folder in folders for path in checkpoint_files(folder)}
+    times = {path: _time(path) for path in paths.values()}
     files = sorted(times, key=times.__getitem__, reverse=True)
     damaged: list[CheckpointError] = []
     while files:
@@ -193,28 +193,28 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
             break
         files = files[files.index(newest.path) + 1 :]  # those before it are damaged
         others = [path for path in files if path.parent == newest.path.parent]
-        beside = _whole(others, open_checkpoint, damaged)
-        run = [newest, *(each for each in beside if each.run_id == newest.run_id)]
+        siblings = _whole(others, open_checkpoint, damaged)
+        run = [newest, *(each for each in siblings if each.run_id == newest.run_id)]
         run.sort(key=lambda checkpoint: (checkpoint.step, times[checkpoint.path]), reverse=True)
-        # only the one that is taken is read from end to end: a folder may hold hundreds
+        # only the chosen one is read from end to end: a folder may hold hundreds
         whole = next(_whole(run, read_again, damaged), None)
         if whole is not None:
             return whole
-        paths = [checkpoint.path for checkpoint in run]
-        files = [path for path in files if path not in paths]
-    places = ", ".join(str(folder) for folder in folders)
+        tried = [checkpoint.path for checkpoint in run]
+        files = [path for path in files if path not in tried]
+    searched = ", ".join(str(folder) for folder in folders)
     missing = next((folder for folder in folders if not folder.exists()), None)
     hint = "" if missing is None else suggest_path(missing)
     reason = f" ({damaged[0]})" if damaged else ""
     raise CheckpointError(
-        f"there is no whole checkpoint below {places}{reason}; give the folder of a run that has "
+        f"there is no whole checkpoint below {searched}{reason}; give the folder of a run that has "
         "saved one, or the path of a checkpoint, or train one first (python train.py fit -c "
         f"CONFIG){hint}"
     )
 
 
 def _of_run(folders: Sequence[Path], which: Which, option: str, verifies: bool) -> Checkpoint:
-    """Returns the furthest checkpoint of the newest run, or the best one by its account."""
+    """Returns the last checkpoint of the newest run, or the best one by its record."""
     last = newest_checkpoint(folders, verifies=verifies)
     if which == "last":
         return last
@@ -234,18 +234,18 @@ def _of_run(folders: Sequence[Path], which: Which, option: str, verifies: bool) 
 
 
 def _best_path(checkpoint: Checkpoint) -> Path | None:
-    """Returns the best checkpoint by the account of another one; a moved run keeps it."""
+    """Returns the path recorded as the best in a checkpoint, preferably in the same folder."""
     states = checkpoint.content.get("callbacks")
     for state in states.values() if isinstance(states, Mapping) else ():
         best = state.get("best_model_path") if isinstance(state, Mapping) else None
         if best and isinstance(best, str):
-            moved = checkpoint.path.parent / Path(best).name
+            moved = checkpoint.path.parent / Path(best).name  # after the run was moved
             return moved if moved.is_file() else Path(best)
     return None
 
 
 def checkpoint_files(folder: Path) -> Iterable[Path]:
-    """Returns the checkpoint files below a folder, in the order of their names."""
+    """Returns the checkpoint files below a folder, sorted by path."""
     return (path for path in sorted(folder.expanduser().rglob("*.ckpt")) if path.is_file())
 
 
@@ -254,7 +254,7 @@ def _whole(
     read: Callable[[_Source], Checkpoint],
     damaged: list[CheckpointError],
 ) -> Iterator[Checkpoint]:
-    """Yields the checkpoints that can be read; warns of the others, and notes their errors."""
+    """Yields readable checkpoints; warns of the others, and appends their errors to ``damaged``."""
     for source in sources:
         try:
             yield read(source)
@@ -266,7 +266,7 @@ def _whole(
 def _time(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except FileNotFoundError:  # removed by a run that goes on
+    except FileNotFoundError:  # removed by a live run
         return 0
 
 
@@ -274,29 +274,29 @@ def _time(path: Path) -> int:
 
 
 def has_log(folder: Path) -> bool:
-    """Whether a folder holds what a run has logged."""
+    """Whether a folder holds the log files of a run."""
     return any(path for name in LOGS for path in folder.glob(name))
 
 
 def started_runs(paths: Iterable[Path]) -> list[Path]:
-    """Returns the runs at or below each path; a path without any stands for itself.
+    """Returns the runs at or below each path, or the path itself if there are none.
 
-    A run is a folder with logs, or with checkpoints and a config, as one that logs elsewhere. A
-    start that failed leaves a folder without a checkpoint: where there are other runs, it is named
-    in a warning and left out.
+    A run is a folder with logs or, if it logs elsewhere, with checkpoints and a config. A failed
+    start leaves a folder without a checkpoint, which is skipped with a warning if there are other
+    runs.
     """
-    found = list(dict.fromkeys(run for path in paths for run in _runs_below(path) or [path]))
-    found = [path for path in found if path.name != RESULTS or _has_checkpoint(path)] or found
-    failed = [path for path in found if path.is_dir() and not _has_checkpoint(path)]
-    if not failed or len(failed) == len(found):
-        return found
+    runs = list(dict.fromkeys(run for path in paths for run in _runs_below(path) or [path]))
+    runs = [path for path in runs if path.name != RESULTS or _has_checkpoint(path)] or runs
+    failed = [path for path in runs if path.is_dir() and not _has_checkpoint(path)]
+    if not failed or len(failed) == len(runs):
+        return runs
     more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
     warnings.warn(
         f"skipping {', '.join(map(str, failed[:3]))}{more}: no checkpoint is in there, as after a "
         "start that failed; delete it if it is of no use",
         stacklevel=3,
     )
-    return [path for path in found if path not in failed]
+    return [path for path in runs if path not in failed]
 
 
 def _runs_below(path: Path) -> list[Path]:
@@ -306,8 +306,9 @@ def _runs_below(path: Path) -> list[Path]:
     logged = {file.parent for name in LOGS for file in path.rglob(name)}
     saved = {file.parent.parent for file in path.rglob("checkpoints/*.ckpt")}
     runs = sorted(logged | {folder for folder in saved if (folder / "config.yaml").is_file()})
-    apart = not any(map(_has_checkpoint, runs)) and _has_checkpoint(path)
-    return [] if apart else runs  # apart: checkpoints lie outside the folders of the logs
+    # checkpoints outside the folders of the logs: the whole path is one run
+    separate = not any(map(_has_checkpoint, runs)) and _has_checkpoint(path)
+    return [] if separate else runs
 
 
 def _has_checkpoint(folder: Path) -> bool:

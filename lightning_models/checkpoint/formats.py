@@ -1,4 +1,4 @@
-"""The forms of a checkpoint on disk: a file, a file with parts, and a model folder.
+"""Formats of a checkpoint on disk: a file, a file with shards, and a model folder.
 
 Only tensors and plain values are ever unpickled.
 """
@@ -22,17 +22,17 @@ from lightning_models.checkpoint.content import Checkpoint, CheckpointError
 
 
 def read_file(path: Path, *, mapped: bool = True) -> Any:
-    """Reads a checkpoint file or a model folder; nothing in it can run code.
+    """Reads a checkpoint file or a model folder without running any code in it.
 
     Checksums are not compared, see `verified`.
 
     Args:
         path: The file or folder.
-        mapped: Whether tensors of a file are mapped into memory and read when they are used, so
-            that the optimiser's state stays on disk.
+        mapped: Whether a file's tensors are memory-mapped and read when used, so that optimiser
+            state stays on disk.
 
     Raises:
-        CheckpointError: If it is missing, damaged, or holds more than tensors and plain values.
+        CheckpointError: It is missing, damaged, or holds more than tensors and plain values.
     """
     if path.is_dir():
         return _load_folder(path)
@@ -41,7 +41,7 @@ def read_file(path: Path, *, mapped: bool = True) -> Any:
     mapped = mapped and not is_torn(path)  # the older format cannot be mapped
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of other programs; refused below
+            warnings.simplefilter("ignore")  # on pickles of other programs, refused below
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         needed = re.search(r"GLOBAL (\S+)|Unsupported class (\S+)", str(error))
@@ -52,12 +52,12 @@ def read_file(path: Path, *, mapped: bool = True) -> Any:
             f"{needed[1] or needed[2]}, which could run any code while loading. Load it only in "
             "the program that wrote it, and save plain values from there"
         ) from error
-    except Exception as error:  # whatever the bytes of another file make of the unpickler
+    except Exception as error:  # arbitrary bytes can raise anything in the unpickler
         raise _damaged(path) from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Returns the checkpoint in a file or model folder, its tensors unread; see `verified`."""
+    """Opens the checkpoint in a file or model folder without reading tensors; see `verified`."""
     status, content = file_status(path), read_file(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not a checkpoint")
@@ -65,17 +65,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def verified(checkpoint: Checkpoint, *, parts: bool = True) -> Checkpoint:
-    """Reads all of a checkpoint against its checksums; torch does not notice a hole in a tensor.
+    """Compares a checkpoint with its checksums; torch does not notice missing bytes in a tensor.
 
     Args:
-        checkpoint: As `open_checkpoint` returns it.
-        parts: Whether the parts that processes have written are read, too.
+        checkpoint: The result of `open_checkpoint`.
+        parts: Whether shards are compared, too.
 
     Returns:
-        The checkpoint with all weights, those in parts to be read on demand.
+        The checkpoint with all weights. Sharded ones are read on demand.
 
     Raises:
-        CheckpointError: If something is missing or damaged.
+        CheckpointError: Data is missing or damaged.
     """
     path, content = checkpoint.path, checkpoint.content
     if path.is_dir():
@@ -93,34 +93,34 @@ def verified(checkpoint: Checkpoint, *, parts: bool = True) -> Checkpoint:
 
 
 def read_whole(path: str | Path) -> dict[str, Any]:
-    """Returns everything in the checkpoint at ``path``, also what processes have written in parts.
+    """Returns the full content of the checkpoint at ``path``, with sharded tensors assembled.
 
     Args:
         path: A file or a model folder.
 
     Raises:
-        CheckpointError: If something is missing or damaged.
+        CheckpointError: Data is missing or damaged.
     """
     return shards.whole(Path(path), dict(open_checkpoint(Path(path)).content))
 
 
 def write_file(path: Path, content: Mapping[str, Any], *, sole: bool = False) -> None:
-    """Writes a checkpoint file; after a crash at any point it is the old one or the new one.
+    """Writes a checkpoint file atomically.
 
     Args:
-        path: The file; its folder exists.
+        path: The file, in an existing folder.
         content: Tensors and plain values.
         sole: See `whole_file`.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: It cannot be written.
     """
     with whole_file(path, sole=sole) as file:
         torch.save(content, file)
 
 
 def file_status(path: Path) -> tuple[int, ...] | None:
-    """Returns inode, size and time of a file, which a replacement changes, or None for folders."""
+    """Returns a file's inode, size and time, which change if it is replaced; None for folders."""
     if not path.is_file():
         return None
     status = path.stat()
@@ -128,7 +128,7 @@ def file_status(path: Path) -> tuple[int, ...] | None:
 
 
 def is_torn(path: Path) -> bool:
-    """Whether a file lacks its end, the index of its records, as do files of torch's old format."""
+    """Whether a file lacks the record index at its end, as files of torch's old format also do."""
     return not zipfile.is_zipfile(path)
 
 
@@ -137,12 +137,12 @@ def record_checksums(path: Path) -> list[tuple[str, int, int]]:
     if is_torn(path):
         return []
     with zipfile.ZipFile(path) as archive:
-        # names begin with the name of the file as it was saved, which may have moved
+        # the names begin with the file's name when it was saved, which may have changed
         return [(e.filename.partition("/")[2], e.CRC, e.file_size) for e in archive.infolist()]
 
 
 def _check_records(path: Path) -> None:
-    if is_torn(path):  # torch.load takes it for the older format, which has no checksums
+    if is_torn(path):  # read by torch.load as the older format, which has no checksums
         return
     with zipfile.ZipFile(path) as file:
         try:
@@ -161,17 +161,17 @@ def _damaged(path: Path) -> CheckpointError:
     )
 
 
-# ---- model folders: weights as safetensors, the rest as JSON, nothing of the training
+# ---- model folders: weights as safetensors, the rest as JSON, without training state
 
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
 _SUM = "sha256"
-"""Key of the digest of the weights' file, next to what a checkpoint holds."""
+"""Key in the recipe file of the weight file's digest."""
 _OF_TRAINING: dict[str, Any] = {
     "callbacks": {},
     "optimizer_states": [],
     "lr_schedulers": [],
 }
-"""Entries that Lightning expects in each checkpoint."""
+"""Entries that Lightning expects in every checkpoint."""
 _LEFT_OUT = (
     *_OF_TRAINING,
     "loops",
@@ -186,30 +186,30 @@ _LEFT_OUT = (
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether ``write_model_folder`` has written the folder at ``path``."""
+    """Whether the folder at ``path`` was written by ``write_model_folder``."""
     return (path / RECIPE).is_file()
 
 
 def write_model_folder(folder: Path, content: Mapping[str, Any]) -> None:
-    """Writes the weights, recipes and other plain values of a checkpoint, without its training.
+    """Writes the weights, recipes and other plain values of a checkpoint, without training state.
 
     Args:
         folder: An empty folder.
-        content: The checkpoint's content, with whole weights.
+        content: The checkpoint's content, with unsharded weights.
 
     Raises:
-        CheckpointError: If its recipe or its data's state has values that JSON does not have.
+        CheckpointError: The recipe or the data's state has values that JSON cannot represent.
     """
     from safetensors.torch import save_file
 
     checkpoint = Checkpoint(folder, content)
     kept = {key: value for key, value in content.items() if key not in _LEFT_OUT}
-    strange = [key for key, value in kept.items() if not _is_json(value)]
-    if "recipe" in strange or any(kept[key] is checkpoint.data_state for key in strange):
-        raise CheckpointError(f"{', '.join(strange)}: not plain enough for {RECIPE}")
+    not_json = [key for key, value in kept.items() if not _is_json(value)]
+    if "recipe" in not_json or any(kept[key] is checkpoint.data_state for key in not_json):
+        raise CheckpointError(f"{', '.join(not_json)}: not plain enough for {RECIPE}")
     weights = {key: tensor.contiguous() for key, tensor in content["state_dict"].items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    plain_values = {key: value for key, value in kept.items() if key not in strange}
+    plain_values = {key: value for key, value in kept.items() if key not in not_json}
     plain_values[_SUM] = shards.digest(folder / WEIGHTS)
     text = json.dumps(plain_values, indent=2, allow_nan=False)
     write_whole(folder / RECIPE, f"{text}\n")
@@ -239,7 +239,7 @@ def _load_folder(path: Path) -> dict[str, Any]:
 
 
 def _check_weights(path: Path) -> None:
-    """Raises a CheckpointError if the weights are not those that the recipe was written with."""
+    """Raises a CheckpointError if the digest of the weights is not the one in the recipe file."""
     expected = json.loads((path / RECIPE).read_text(encoding="utf-8")).get(_SUM)
     if expected is not None and expected != shards.digest(path / WEIGHTS):
         raise CheckpointError(
@@ -249,7 +249,7 @@ def _check_weights(path: Path) -> None:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON holds a value as it is, but for tuples, which become lists."""
+    """Whether JSON represents a value exactly, apart from tuples, which become lists."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
     if isinstance(value, list | tuple):

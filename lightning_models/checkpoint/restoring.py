@@ -1,4 +1,4 @@
-"""Models that checkpoints rebuild."""
+"""Models that are rebuilt from their checkpoints."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,7 @@ from lightning_models.recipe import complete_arguments, public_path, resolve_cla
 
 
 class RestoresItself:
-    """Mixed into ``LanguageModel``: checkpoints hold enough to rebuild model and data."""
+    """Mixin of ``LanguageModel`` whose checkpoints hold the recipes of model and data."""
 
     config: Any
     optimizer_config: Any
@@ -21,7 +21,7 @@ class RestoresItself:
     _trainer: Any
 
     def recipe(self) -> dict[str, Any]:
-        """Returns the public class path and plain init arguments that rebuild this model."""
+        """Returns the public class path and the plain init arguments that rebuild this model."""
         arguments = {
             "config": asdict(self.config),
             "optimizer": asdict(self.optimizer_config),
@@ -30,11 +30,10 @@ class RestoresItself:
         return {"class_path": public_path(type(self)), "init_args": arguments}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds plain init arguments and the recipes of model and data, enough to rebuild both."""
         model = self.recipe()
         checkpoint["hyper_parameters"] = model["init_args"]
+        # a data module of another project has no recipe
         recipe = getattr(getattr(self._trainer, "datamodule", None), "recipe", None)
-        # a data module of another project has none
         checkpoint["recipe"] = {"model": model, "data": None if recipe is None else recipe()}
 
     @classmethod
@@ -47,19 +46,19 @@ class RestoresItself:
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Returns the model of a checkpoint file, rebuilt from its recipe.
+        """Rebuilds a model from the recipe and weights of a checkpoint file.
 
         Args:
-            checkpoint_path: The checkpoint's file.
-            map_location: Device of the model, by default the CPU.
-            hparams_file: Not read, as a recipe is complete.
-            strict: Whether the weights must fit the model, none missing and none more.
-            weights_only: False has Lightning load the file, which runs any code that it brings
-                along. Otherwise only tensors and plain values are unpickled.
+            checkpoint_path: Path of the checkpoint.
+            map_location: Device of the model. Defaults to the CPU.
+            hparams_file: Ignored, because a recipe is complete.
+            strict: Whether to raise if weights are missing or unexpected. Defaults to True.
+            weights_only: If False, Lightning loads the file, which can run any code in it.
+                Otherwise only tensors and plain values are unpickled.
             **kwargs: Init arguments that replace the saved ones.
 
         Raises:
-            CheckpointError: If the file is missing, damaged, or wants to run code.
+            CheckpointError: The file is missing, damaged, or would run code.
         """
         if weights_only is False:
             load: Any = super().load_from_checkpoint  # type: ignore[misc]  # Lightning's
@@ -80,17 +79,17 @@ class RestoresItself:
 
     @staticmethod
     def from_checkpoint(path: str | Path) -> "RestoresItself":
-        """Returns a checkpoint's model, whatever its method: on the CPU, in eval mode, uncompiled.
+        """Rebuilds a checkpoint's model of any method, on the CPU, in eval mode and uncompiled.
 
-        The global random state stays as it is.
+        The global random state is unchanged.
 
         Raises:
-            CheckpointError: If the file is missing, damaged, or of an unknown method.
+            CheckpointError: The file is missing, damaged, or of an unknown method.
         """
         checkpoint = read_checkpoint(path)
-        kind = resolve_class(checkpoint.model_recipe["class_path"], RestoresItself)
+        cls = resolve_class(checkpoint.model_recipe["class_path"], RestoresItself)
         with torch.random.fork_rng(devices=[]):
-            model: Any = kind.load_from_checkpoint(
+            model: Any = cls.load_from_checkpoint(
                 checkpoint.path, map_location="cpu", compile=False
             )
         return model.eval()

@@ -1,9 +1,9 @@
-"""Checkpoints in parts: each process writes its shards of the tensors, one file holds the rest.
+"""Sharded checkpoints: each process writes its shards of the tensors, one file holds the rest.
 
-The file, such as ``last.ckpt``, is an ordinary checkpoint without its sharded tensors. Those are in
-safetensors files in a folder next to it, which it names; it is written once they are complete, so
-it is at any time a whole checkpoint, the previous or the new one. Any number of processes reads it:
-torch.distributed.checkpoint gives each the slices that it holds.
+The file, such as ``last.ckpt``, is an ordinary checkpoint without its sharded tensors. These are in
+safetensors files in a folder next to it, which it names. It is written after them, so at any time
+it is a complete checkpoint, the previous or the new one. Any number of processes can read it:
+torch.distributed.checkpoint gives each the slices that it needs.
 """
 
 import hashlib
@@ -23,56 +23,56 @@ from torch import Tensor
 from lightning_models.checkpoint.content import CheckpointError
 
 KEY = "shards"
-"""Key in a checkpoint of the folder, its files' digests, each tensor's name, place, shape."""
+"""Key in a checkpoint of the shards' folder, their digests, and the tensors' names and shapes."""
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys from the content down to a tensor, e.g. ("optimizer_states", 0, "state", 3, "exp_avg")."""
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """What a checkpoint says about one tensor in its folder."""
+    """A checkpoint's entry for one tensor in its folder."""
 
-    place: Place
+    path: KeyPath
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-def take_out(content: Any, take: Callable[[Any], bool]) -> tuple[Any, dict[Place, Any]]:
-    """Splits nested dicts and lists into a copy without some values, and these by their places.
+def take_out(content: Any, take: Callable[[Any], bool]) -> tuple[Any, dict[KeyPath, Any]]:
+    """Splits nested dicts and lists into a copy without some values, and these by key path.
 
     Args:
-        content: It is not changed.
-        take: Whether a value of a dict is taken; not asked about dicts and lists.
+        content: Nested dicts and lists, which are not changed.
+        take: Predicate of the values to take out of dicts. It is not called with dicts and lists.
     """
-    taken: dict[Place, Any] = {}
+    taken: dict[KeyPath, Any] = {}
 
-    def copy(node: Any, place: Place) -> Any:
+    def copy(node: Any, path: KeyPath) -> Any:
         if isinstance(node, list):
-            return [copy(value, (*place, n)) for n, value in enumerate(node)]
+            return [copy(value, (*path, n)) for n, value in enumerate(node)]
         if not isinstance(node, dict):
             return node
         kept = {}
         for key, value in node.items():
             if not isinstance(value, dict | list) and take(value):
-                taken[(*place, key)] = value
+                taken[(*path, key)] = value
             else:
-                kept[key] = copy(value, (*place, key))
+                kept[key] = copy(value, (*path, key))
         return kept
 
     return copy(content, ()), taken
 
 
-def put_back(content: Any, values: Mapping[Place, Any], file: Path) -> Any:
-    """Puts values back to where :func:`take_out` has found them, in place; returns the content.
+def put_back(content: Any, values: Mapping[KeyPath, Any], file: Path) -> Any:
+    """Reverses :func:`take_out`, in place, and returns the content.
 
     Args:
         content: Nested dicts and lists without the values.
-        values: The values by place.
+        values: The values by key path.
         file: The checkpoint's file, for messages.
 
     Raises:
-        CheckpointError: If the content has no such place.
+        CheckpointError: The content has no such path.
     """
     for (*path, key), value in values.items():
         node = content
@@ -87,39 +87,39 @@ def put_back(content: Any, values: Mapping[Place, Any], file: Path) -> Any:
     return content
 
 
-def describe(tensors: Mapping[Place, Tensor]) -> dict[str, dict[str, Any]]:
-    """Returns plain values from which :class:`Shards` reads the tensors, by their names in files.
+def describe(tensors: Mapping[KeyPath, Tensor]) -> dict[str, dict[str, Any]]:
+    """Returns plain entries, by names in files, from which :class:`Shards` reads the tensors.
 
     Args:
-        tensors: DTensors, by place.
+        tensors: DTensors by key path.
     """
     return {
-        name_of(place): {
-            "place": list(place),
+        name_of(path): {
+            "place": list(path),
             "shape": list(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
         }
-        for place, tensor in tensors.items()
+        for path, tensor in tensors.items()
     }
 
 
 def digest(path: Path) -> str:
-    """Returns the SHA-256 of a file in hexadecimal digits."""
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sum_of(path: Path) -> str:
-    """Returns the digest of a file, an empty text where it cannot be read."""
+    """Returns the digest of a file, or "" if it cannot be read."""
     try:
         return digest(path)
     except OSError:
         return ""
 
 
-def name_of(place: Place) -> str:
-    """Returns the name that the tensor of a place has in the files."""
-    return "/".join(map(str, place))
+def name_of(path: KeyPath) -> str:
+    """Returns the name in files of the tensor at a key path."""
+    return "/".join(map(str, path))
 
 
 class Shards:
@@ -127,10 +127,10 @@ class Shards:
 
     Args:
         path: The checkpoint's file.
-        content: The file's content, which has :data:`KEY`.
+        content: The file's content, with :data:`KEY`.
 
     Raises:
-        CheckpointError: If it names no folder next to it, or there is none.
+        CheckpointError: The entries are broken, or name no existing folder next to the file.
     """
 
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
@@ -167,17 +167,17 @@ class Shards:
     def below(self, key: str) -> dict[str, str]:
         """Returns the names of the tensors below one key of the content, by their last key."""
         return {
-            str(each.place[-1]): name for name, each in self.tensors.items() if each.place[0] == key
+            str(each.path[-1]): name for name, each in self.tensors.items() if each.path[0] == key
         }
 
     def verify(self, share: slice = slice(None)) -> None:
-        """Reads the files against the digests in the checkpoint, which older ones do not have.
+        """Compares the files with their digests, which older checkpoints do not have.
 
         Args:
-            share: Which of the files to read, in the order of their names. The default is all.
+            share: Slice of the files to read, sorted by name. Defaults to all files.
 
         Raises:
-            CheckpointError: If a file changed, is missing or was added, or none has a digest.
+            CheckpointError: A file was changed, removed or added, or no file has a digest.
         """
         if self.sums is None:
             return
@@ -196,16 +196,16 @@ class Shards:
     def read(
         self, names: Iterable[str], empty: Callable[..., Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Returns tensors by name; it does not verify their files.
+        """Reads tensors by name, without verifying their files.
 
         Args:
             names: Names of the tensors.
-            empty: Makes the tensor to be filled, of a shape and a ``dtype``: a DTensor, of which
-                each process reads its part; then all must call this. The default makes whole
-                tensors on the CPU.
+            empty: Function of a shape and a ``dtype`` that creates the tensor to fill. It may
+                create DTensors, of which each process reads its part; all processes must then call
+                this. Defaults to full tensors on the CPU.
 
         Raises:
-            CheckpointError: If files are missing, damaged or of other tensors.
+            CheckpointError: Files are missing, damaged or of other tensors.
         """
         import torch.distributed.checkpoint as dcp
 
@@ -219,10 +219,10 @@ class Shards:
         return state
 
     def check(self) -> None:
-        """Checks by the headers of the files that they have each tensor from end to end.
+        """Checks by their headers that the files cover every tensor completely.
 
         Raises:
-            CheckpointError: If files are missing, damaged or of other tensors.
+            CheckpointError: Files are missing, damaged or of other tensors.
         """
         from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -240,13 +240,13 @@ class Shards:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Turns what the readers raise on damaged files into one error."""
+        """Turns the readers' errors on damaged files into a CheckpointError."""
         from safetensors import SafetensorError
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that one process reads alone
+                warnings.simplefilter("ignore")  # torch warns if a single process reads
                 yield
         except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
             reason = str(error).splitlines()[-1]
@@ -254,7 +254,7 @@ class Shards:
 
 
 def _fill(chunks: Iterable[Any], shape: tuple[int, ...]) -> bool:
-    """Whether chunks of the first dimension (``offsets``, ``sizes``) are a tensor of that shape."""
+    """Whether chunks of the first dimension (``offsets``, ``sizes``) tile a tensor of ``shape``."""
     chunks = [chunk for chunk in chunks if math.prod(chunk.sizes)]
     if not shape or not math.prod(shape):
         return len(chunks) == (1 if not shape else 0)
@@ -267,12 +267,12 @@ def _fill(chunks: Iterable[Any], shape: tuple[int, ...]) -> bool:
 
 
 class TensorsInShards(Mapping[str, Tensor]):
-    """Tensors below one key of the content, which are read when the first is asked for.
+    """Tensors below one key of the content, all read on first access.
 
     Args:
-        shards: The parts that hold them.
+        shards: The shards of the checkpoint.
         key: A key of the content, such as ``state_dict``.
-        others: The tensors that the file itself has below that key.
+        others: Tensors below that key that are in the file itself.
     """
 
     def __init__(self, shards: Shards, key: str, others: Mapping[str, Any]) -> None:
@@ -301,17 +301,17 @@ def whole(
     *,
     together: bool = False,
 ) -> dict[str, Any]:
-    """Returns a checkpoint's content with all its tensors, in place; unchanged without shards.
+    """Adds the sharded tensors to a checkpoint's content, in place, and returns it.
 
     Args:
         path: The checkpoint's file.
-        content: The file's content.
+        content: The file's content. Without shards it is unchanged.
         empty: See :meth:`Shards.read`.
         together: Whether all processes of the run call this. Each then verifies its share of the
             files, and all raise the same error.
 
     Raises:
-        CheckpointError: If they cannot be read.
+        CheckpointError: The shards cannot be read.
     """
     if KEY not in content:
         return content
@@ -324,15 +324,15 @@ def whole(
     del content[KEY]
     with _agreed(several):
         read = shards.read(shards.tensors, empty)
-        values = {each.place: read[name] for name, each in shards.tensors.items()}
+        values = {each.path: read[name] for name, each in shards.tensors.items()}
         return put_back(content, values, path)
 
 
 @contextmanager
 def _agreed(several: bool) -> Iterator[None]:
-    """Raises a CheckpointError on all processes of a run if one of them raises it within.
+    """Raises a CheckpointError on all processes of a run if one of them raises it.
 
-    The others would wait for it in the next collective operation.
+    Otherwise the others would wait for it in the next collective operation.
     """
     problem: str | None = None
     try:

@@ -14,8 +14,8 @@ teacher forcing; Sec. 3.2, eq. 5           ``thoughts.ThoughtLayout``,
 objective; eq. 6                           ``module.ThinkingStatesLM.loss``
 reading while thinking, chunk by chunk     ``reading.SequentialReader``
 speculative prefill; Sec. 3.3, App. A.2    ``reading.SpeculativeReader``
-answers, and chunks of theirs              ``reading.ThinkingCache``
-thoughts as people read them               ``thoughts.Trace``
+decoding of answers, and their chunks      ``reading.ThinkingCache``
+recorded thoughts                          ``thoughts.Trace``
 FLOPs                                      ``backbone.backbone_flops``,
                                            ``network.reading_flops``
 CoT, no CoT, iCoT, Coconut; Sec. 4.1       ``baselines``, with CODI, PCCoT and SIM-CoT

@@ -1,4 +1,4 @@
-"""LoRA (arXiv 2106.09685) on a backbone, by ``peft``."""
+"""LoRA (arXiv 2106.09685) on a backbone, through ``peft``."""
 
 from typing import cast
 
@@ -6,16 +6,16 @@ from lightning_models.thinking_states.backbone import Backbone
 
 
 def add_adapters(backbone: Backbone, *, rank: int, alpha: float, dropout: float) -> None:
-    """Freezes a backbone, and adds matrices of low rank beside its layers' matrices.
+    """Freezes a backbone, and adds low-rank matrices to every matrix of its layers.
 
     Args:
         backbone: The backbone, changed in place.
         rank: Rank of the added matrices.
-        alpha: Their products are scaled with alpha / rank.
+        alpha: Scale of their products, which are multiplied by alpha / rank.
         dropout: Dropout probability before them.
 
     Raises:
-        ValueError: If ``peft`` is not installed.
+        ValueError: ``peft`` is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

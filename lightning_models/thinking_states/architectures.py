@@ -1,4 +1,4 @@
-"""Families of backbones: the names that they have for their parts, their shapes and weights."""
+"""Families of backbones: the names of their modules, their shapes and weights."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from lightning_models.transformer.pretrained import load_pretrained, read_pretra
 
 
 class Family(NamedTuple):
-    """Names that a family of decoders has for its modules and settings in ``transformers``.
+    """Names of a decoder family's modules and settings in ``transformers``.
 
     Attributes:
         layers: Decoder layers, in the model without its head.
-        norm: Final norm, in the same.
+        norm: Final norm, in the model without its head.
         attention: Self-attention of a layer.
         norms: Norms of a layer before attention and before the feed-forward part.
         attention_dropout: Dropout probability on attention weights.
@@ -47,11 +47,11 @@ OTHER = (
 
 
 ATTENTION = "sdpa"
-"""PyTorch's own kernels, flash attention among them; the others read masks in another way."""
+"""PyTorch's kernels, flash attention among them; other implementations read masks differently."""
 
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary positions whose frequencies are fixed; the others change with the longest row read."""
+"""Types of rotary positions with fixed frequencies; others depend on the longest row read."""
 
 
 _QWEN25 = {
@@ -85,12 +85,11 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 
 def architecture(config: ReasoningConfig) -> Any:
-    """Returns the backbone's configuration in ``transformers``, reading it if it is not known yet.
+    """Returns the backbone's configuration in ``transformers``, which is read if necessary.
 
     Raises:
-        ValueError: The configuration cannot be read, is of no family of ``FAMILIES``, has layers
-            with other attention than full self-attention, or rotary positions that are not in
-            ``ROPE_TYPES``.
+        ValueError: The configuration cannot be read, is of no family in ``FAMILIES``, has layers
+            without full self-attention, or rotary positions that are not in ``ROPE_TYPES``.
     """
     from transformers import AutoConfig
 
@@ -129,12 +128,12 @@ def architecture(config: ReasoningConfig) -> Any:
 
 
 def _named(config: ReasoningConfig) -> str:
-    """Returns the option that sets the backbone, for messages."""
+    """Returns the option that sets the backbone, as messages name it."""
     return "architecture" if config.backbone is None else f"backbone ({config.backbone})"
 
 
 def _rope_types(shape: Any) -> set[str]:
-    """Returns the kinds of rotary positions in a configuration, which may list them by layer."""
+    """Returns the types of rotary positions in a configuration, which may list them by layer."""
     rope = getattr(shape, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value]
     return {str(each.get("rope_type", "default")) for each in (rope, *nested)}
@@ -144,7 +143,7 @@ def _rope_types(shape: Any) -> set[str]:
 def _in_one_line(named: str) -> Iterator[None]:
     """Turns errors of ``transformers`` about a configuration into a ValueError of one line.
 
-    Networks that are too large for memory keep their errors, which the caller tells apart.
+    Errors of networks that are too large for memory pass through, for the caller to report.
     """
     try:
         yield
@@ -181,11 +180,11 @@ def build_causal_lm(shape: Any, config: ReasoningConfig) -> nn.Module:
     """Builds a causal model with random float32 weights.
 
     Args:
-        shape: The configuration in ``transformers``.
-        config: The configuration that it comes from, which messages name.
+        shape: Configuration in ``transformers``.
+        config: Our configuration, which messages name.
 
     Raises:
-        ValueError: No model can be built from the values.
+        ValueError: ``transformers`` cannot build a model from these values.
     """
     from transformers import AutoModelForCausalLM
 
@@ -197,10 +196,10 @@ def build_causal_lm(shape: Any, config: ReasoningConfig) -> nn.Module:
 
 
 def load_causal_lm(config: ReasoningConfig) -> nn.Module:
-    """Returns the trained causal LM that ``config.backbone`` names, in float32.
+    """Loads the trained causal LM named by ``config.backbone``, in float32.
 
     Raises:
-        ValueError: It cannot be loaded, or lacks weights.
+        ValueError: The model cannot be loaded, or lacks weights.
     """
     assert config.backbone is not None
     named = f"backbone ({config.backbone})"

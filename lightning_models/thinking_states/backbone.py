@@ -1,9 +1,9 @@
 """The backbone: a causal language model of ``transformers``, run layer by layer.
 
 Its modules are called, not copied, so that a state can be added after one layer and hidden states
-be read after another (eq. 1 and 2), with or without a cache and with its own gradient
-checkpointing. Families differ in the names of their modules (``architectures.FAMILIES``), and in
-positions: GPT-2 adds learned ones to the embeddings, the others rotate queries and keys in layers.
+read after another (eq. 1 and 2), with or without a cache and gradient checkpointing. Families
+differ in the names of their modules (``architectures.FAMILIES``) and in positions: GPT-2 adds
+learned ones to the embeddings, the others rotate queries and keys in layers.
 """
 
 import copy
@@ -29,8 +29,8 @@ Tables = tuple[Tensor, Tensor] | None
 
 
 MOST_ADDED = 0.1
-"""Entries of a tokenizer without a row in the backbone's embedding, as a share of its rows: with
-more of them the tokenizer is another model's."""
+"""Maximum share of a tokenizer's entries that have no row in the backbone's embedding, relative to
+its rows. With more of them the tokenizer belongs to another model."""
 
 
 class HiddenStates(NamedTuple):
@@ -40,8 +40,8 @@ class HiddenStates(NamedTuple):
         last: After the final norm, read by the head (B, T, D).
         tapped: After ``tap_layer`` layers, before any norm (B, T, D), or None without that layer.
         layers: Inputs of all layers at one token of each row, and its state after the final norm
-            (L + 1, B, D), or None if no tokens are asked for.
-        latents: Inputs that were states (B, m, D), or None in rows of text alone.
+            (L + 1, B, D), or None without such tokens.
+        latents: Inputs that were states (B, m, D), or None in rows without latents.
     """
 
     last: Tensor
@@ -53,13 +53,13 @@ class HiddenStates(NamedTuple):
 class Backbone(nn.Module):
     """Embedding, layers, final norm and head of a causal language model of ``FAMILIES``.
 
-    The embedding is widened to the tokens that the method adds, and to a few entries that the
-    tokenizer may have beyond it. Where weights were trained, the added rows begin as copies of
-    another token's (``special_rows_from``), else at random.
+    The embedding is widened by the tokens that the method adds, and by the few entries that a
+    tokenizer may have beyond it. In a trained backbone the added rows are copies of another token's
+    row (``special_rows_from``), otherwise they are random.
 
     Args:
-        config: What to build; with ``backbone`` and without ``architecture`` trained weights are
-            loaded (never on the meta device).
+        config: Configuration of the model. With ``backbone`` and without ``architecture``, trained
+            weights are loaded (never on the meta device).
 
     Raises:
         ValueError: The backbone cannot be loaded, is of another family, or has fewer learned
@@ -97,10 +97,10 @@ class Backbone(nn.Module):
         self.head = None if self.shape.tie_word_embeddings else causal.lm_head
 
     def _widen(self, causal: Any, config: ReasoningConfig) -> None:
-        """Gives every token that has none a row in embedding and head.
+        """Adds rows to embedding and head for tokens that have none.
 
-        These are the special tokens, and entries that were added to a tokenizer but not to the
-        model that it belongs to.
+        These are the special tokens, and entries that were added to a tokenizer but not to its
+        model.
         """
         needed, rows = config.vocab_size + len(config.special_tokens), self.shape.vocab_size
         if config.vocab_size > rows * (1 + MOST_ADDED):
@@ -113,12 +113,12 @@ class Backbone(nn.Module):
             self.shape.vocab_size = config.padded_vocab_size
 
     def _copy_rows(self, causal: Any, config: ReasoningConfig, trained: int) -> None:
-        """Copies the row of another token to those that training has not seen.
+        """Copies the row of one token to all rows added to the trained ones.
 
         Args:
             causal: The widened model.
-            config: Names the token.
-            trained: Rows of the published embedding.
+            config: Configuration, which names the token.
+            trained: Number of rows of the published embedding.
         """
         first, end = config.vocab_size, config.vocab_size + len(config.special_tokens)
         added = slice(min(first, trained), end)
@@ -179,15 +179,15 @@ class Backbone(nn.Module):
         return weight
 
     def architecture(self) -> dict[str, Any]:
-        """Returns plain values from which a backbone of this shape is built again."""
+        """Returns plain values that rebuild a backbone of this shape."""
         fields = {*type(self.shape).__annotations__, "model_type"} - {"use_cache"}
         settings: dict[str, Any] = self.shape.to_diff_dict()
         return {key: value for key, value in settings.items() if key in fields}
 
     def copy_of_layer(self, index: int) -> nn.Module:
-        """Returns an independent copy of one layer, which caches its keys in the first place."""
+        """Returns an independent copy of one layer."""
         layer = copy.deepcopy(self.layers[index])
-        getattr(layer, self.family.attention).layer_idx = 0
+        getattr(layer, self.family.attention).layer_idx = 0  # its index in a one-layer cache
         return layer
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -196,13 +196,13 @@ class Backbone(nn.Module):
         return embeddings
 
     def enter(self, h: Tensor, positions: Tensor, longest: int | None = None) -> Tensor:
-        """Returns the inputs of the first layer: embeddings, with learned positions where any are.
+        """Returns the inputs of the first layer: embeddings, plus learned positions if any.
 
         Args:
             h: Embeddings (B, T, D).
-            positions: (B, T) int64, or (1, T).
-            longest: Upper bound of the positions, plus one, that the host knows. Defaults to T,
-                which holds in rows from their beginning on.
+            positions: Positions (B, T) or (1, T) int64.
+            longest: Upper bound of the positions plus one, known without a device sync. Defaults to
+                T, which holds in rows that begin at position 0.
 
         Raises:
             ValueError: A position is beyond the learned ones.
@@ -304,15 +304,15 @@ def run_layer(
 
 
 def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor:
-    """Returns the mask (B, 1, T, N) of the last T of N tokens, padding among them.
+    """Returns the mask (B, 1, T, N) bool of the last T of N columns, which may be padding.
 
-    A padding token sees itself, so that no row of the softmax is empty.
+    Padding sees itself, so that no row of the softmax is empty.
 
     Args:
         real: Whether each key is a token (B, N) bool, false on padding.
         queries: Number of queries, T.
-        window: Most tokens that a query sees, itself included and padding not counted. Defaults to
-            all tokens before it.
+        window: Maximum number of tokens that a query sees, itself included and padding not counted.
+            Defaults to all tokens before it.
     """
     keys = torch.arange(real.shape[1], device=real.device)  # (N,)
     rows = keys[-queries:, None]  # (T, 1)
@@ -325,16 +325,16 @@ def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor
 
 
 ReplaceLatents = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Replaces latents (K, ..., D) before they are fed back, given the row of the batch that each one
-belongs to and its number within that row, both (K,) int64."""
+"""Replaces latents (K, ..., D) before they are fed back, given the batch row of each latent and its
+index within that row, both (K,) int64."""
 
 
 class ReasoningNetwork(nn.Module):
-    """A network whose main part is a backbone.
+    """A network around a backbone.
 
-    A method that feeds latents back passes each one through ``feed_back`` first, and says with
-    ``pause_latent`` which one holds no thought. So an evaluation can replace them: it sets
-    ``replace_latents``, and rows are those of the prompts that are decoded.
+    A method that feeds latents back passes each one through ``feed_back``, and returns the latent
+    that holds no thought from ``pause_latent``. An evaluation can therefore replace latents by
+    setting ``replace_latents``, whose rows are the decoded prompts.
 
     Args:
         config: The configuration of the backbone.
@@ -365,23 +365,23 @@ class ReasoningNetwork(nn.Module):
         return self.backbone.output_matrix
 
     def feed_back(
-        self, latents: Tensor, numbers: Tensor | int, rows: Tensor | None = None
+        self, latents: Tensor, indices: Tensor | int, rows: Tensor | None = None
     ) -> Tensor:
         """Returns latents as they are fed back, replaced if ``replace_latents`` is set.
 
         Args:
             latents: Latents (K, ..., D).
-            numbers: The number of each latent within its row, from 0 (K,) int64, or one for all.
+            indices: The index of each latent within its row, from 0 (K,) int64, or one for all.
             rows: The row of each latent (K,) int64. By default each row has one.
         """
         if self.replace_latents is None:
             return latents
         each = torch.arange(len(latents), device=latents.device)  # (K,)
-        numbers = torch.as_tensor(numbers, device=latents.device).expand_as(each)
-        return self.replace_latents(latents, each if rows is None else rows, numbers)
+        indices = torch.as_tensor(indices, device=latents.device).expand_as(each)
+        return self.replace_latents(latents, each if rows is None else rows, indices)
 
     def pause_latent(self) -> Tensor | None:
-        """Returns the latent (..., D) without a thought, or None if nothing is fed back."""
+        """Returns the latent (..., D) that holds no thought, or None if nothing is fed back."""
         return None
 
 
@@ -399,10 +399,10 @@ class AnswerCache:
     """Keys and values of everything read so far; rows are padded on the left.
 
     Attributes:
-        past: The transformers cache.
-        real: Whether each cached place holds a token (B, N) bool.
-        lengths: Tokens read by each row (B,) int64: the position of the next one.
-        pending: Tokens (P,) that are read once, before any chosen ones: the answer's prefix.
+        past: Cache of ``transformers``.
+        real: Mask of the cached columns that hold a token (B, N) bool.
+        lengths: Number of tokens read by each row, the position of the next one (B,) int64.
+        pending: Tokens (P,) that are read once before any chosen ones: the answer's prefix.
     """
 
     def __init__(self, rows: int, device: torch.device, pending: tuple[int, ...] = ()) -> None:
@@ -416,18 +416,18 @@ class AnswerCache:
         self.past.batch_select_indices(rows)
         self.real, self.lengths = self.real[rows], self.lengths[rows]
 
-    def drop(self, places: int) -> None:
-        """Forgets the last ``places`` places, at least 1."""
-        self.past.crop(-places)
-        self.lengths = self.lengths - self.real[:, -places:].sum(dim=1)
-        self.real = self.real[:, :-places]
+    def drop(self, columns: int) -> None:
+        """Removes the last ``columns`` columns, at least 1."""
+        self.past.crop(-columns)
+        self.lengths = self.lengths - self.real[:, -columns:].sum(dim=1)
+        self.real = self.real[:, :-columns]
 
-    def place(self, real: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
-        """Appends the next t places.
+    def append(self, real: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
+        """Appends the next t columns.
 
         Args:
-            real: Whether each place holds a token (B, t) bool.
-            window: Most tokens that a query sees, see ``causal_mask``.
+            real: Mask of the columns that hold a token (B, t) bool.
+            window: Maximum number of tokens that a query sees, see ``causal_mask``.
 
         Returns:
             Positions (B, t) int64, and the mask (B, 1, t, N + t) of `Backbone.forward`.
@@ -439,7 +439,7 @@ class AnswerCache:
         return positions, causal_mask(self.real, real.shape[1], window)
 
     def next_inputs(self, tokens: Tensor) -> Tensor:
-        """Returns the next inputs (B, t): the prefix, once, in place of the tokens (B,)."""
+        """Returns the next inputs (B, t): the prefix in the first call, then the tokens (B,)."""
         if not len(self.pending):
             return tokens[:, None]
         pending, self.pending = self.pending, self.pending[:0]
@@ -449,18 +449,18 @@ class AnswerCache:
 def read(
     backbone: Backbone, cache: AnswerCache, h: Tensor, real: Tensor | None = None, **taps: Any
 ) -> HiddenStates:
-    """Returns the hidden states of the next t places, and caches them.
+    """Returns the hidden states of the next t columns, and caches their keys and values.
 
     Args:
         backbone: The backbone of any method.
         cache: Keys and values read so far, extended in place.
         h: Embeddings (B, t, D).
-        real: Whether each place holds a token (B, t) bool. By default all do.
+        real: Mask of the columns that hold a token (B, t) bool. By default all do.
         **taps: State and layers, see `Backbone.forward`.
     """
     if real is None:
         real = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
-    positions, mask = cache.place(real, backbone.window)
+    positions, mask = cache.append(real, backbone.window)
     hidden: HiddenStates = backbone(h, positions, mask=mask, cache=cache.past, **taps)
     return hidden
 
@@ -469,7 +469,7 @@ def read(
 
 
 def layer_flops(backbone: Backbone, context: float) -> float:
-    """Returns the FLOPs of a token in one layer, which sees ``context`` keys."""
+    """Returns the FLOPs of one layer for a token that sees ``context`` keys."""
     layer = backbone.layers[0]
     attention: Any = getattr(layer, backbone.family.attention)
     width = backbone.shape.num_attention_heads * attention.head_dim
@@ -490,16 +490,16 @@ def backbone_flops(
     silent: float = 0.0,
     reads: float = 1.0,
 ) -> float:
-    """Returns the mean FLOPs of a token of a row of ``context`` tokens, its logits included.
+    """Returns the mean FLOPs per token of a row of ``context`` tokens, its logits included.
 
-    In training, matrices that are frozen take no gradient of their own.
+    In training, frozen matrices have no weight gradients.
 
     Args:
         backbone: The backbone whose sizes count.
-        context: Tokens of the row.
-        training: Whether it is a training step, with its backward pass.
-        silent: Further positions of the row, which have no logits.
-        reads: How often these are read, on average.
+        context: Number of tokens in the row.
+        training: Whether to count a training step, with its backward pass.
+        silent: Number of further positions, which have no logits.
+        reads: Mean number of passes over these.
     """
     passes = 1.0 + silent * reads / context  # of a position through the layers, for each token
     keys = mean_keys(context + silent, backbone.window)
@@ -513,5 +513,5 @@ def backbone_flops(
 
 
 def _frozen_flops(*weights: Tensor) -> float:
-    """Returns the FLOPs of the gradients that frozen matrices do not take, for each position."""
+    """Returns the FLOPs per position of the weight gradients that frozen matrices save."""
     return 2.0 * sum(each.numel() for each in weights if each.ndim == 2 and not each.requires_grad)

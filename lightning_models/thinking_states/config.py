@@ -16,24 +16,26 @@ GridKind = Literal["left_align", "partial", "absolute"]
 class ReasoningConfig(SequenceConfig):
     """A causal language model that answers questions.
 
-    With ``backbone`` its shape and weights are those of a trained model, and the fields of sizes
-    are ignored; without, it is a Qwen2 of the sizes that starts from random weights.
+    With ``backbone``, shape and weights come from a trained model and the size fields are ignored.
+    Without it, the model is a Qwen2 of these sizes with random weights.
 
     Raises:
-        ValueError: if sizes do not fit together; the message names key, value and cure.
+        ValueError: The sizes do not fit together. The message names key, value and cure.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = ()
-    """Tokens that the method adds: their ids are vocab_size, vocab_size + 1, ..."""
+    """Tokens that the method adds, with the ids vocab_size, vocab_size + 1, ..."""
 
     backbone: str | None = None
     """Trained GPT-2, Llama, Qwen2 or Qwen3 to start from: a name on the Hugging Face hub, or a
-    folder that ``save_pretrained`` wrote. Its dropout acts in training. null: random weights."""
+    folder that ``save_pretrained`` wrote. Its dropout acts in training. By default, null, weights
+    are random."""
     architecture: dict[str, Setting] | None = None
-    """What a checkpoint keeps of the backbone's configuration in ``transformers``, so that it can
-    be rebuilt without hub or folder; without ``backbone`` it starts from random weights."""
+    """The backbone's configuration in ``transformers``, which checkpoints keep to rebuild it
+    without hub or folder. Without ``backbone``, weights are random."""
     special_rows_from: int | None = None
-    """Token whose embedding the added tokens begin with, in a trained backbone; null: its EOS."""
+    """Id of the token whose trained embedding initialises the added tokens. The default, null, is
+    the backbone's EOS."""
     num_layers: int = 4
     """L, decoder layers."""
     dim: int = 128
@@ -41,27 +43,27 @@ class ReasoningConfig(SequenceConfig):
     num_heads: int = 4
     """H, attention heads; must divide dim."""
     num_kv_heads: int | None = None
-    """Heads of keys and values; must divide num_heads; null: num_heads."""
+    """Heads of keys and values; must divide num_heads. The default, null, is num_heads."""
     ffn_dim: int | None = None
-    """Hidden width of the feed-forward layer; null: 4 D."""
+    """Hidden width of the feed-forward layer. The default, null, is 4 D."""
     tie_head: bool = True
-    """Whether the output head is the embedding matrix."""
+    """Whether the output head shares the embedding matrix."""
     rope_base: float = 10000.0
-    """Base of the rotary frequencies (Qwen2.5: 1e6, made for long contexts)."""
+    """Base of the rotary frequencies (1e6 in Qwen2.5, for long contexts)."""
     norm_eps: float = 1e-6
-    """Added to the mean square inside the norms."""
+    """Epsilon added to the mean square inside the norms."""
     init_std: float = 0.02
     """Standard deviation of random weights."""
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
     window: int | None = None
-    """Sliding attention window of the backbone in tokens, the query included; null: full causal
-    attention. Distances beyond it never occur, also in texts that are longer than those of
-    training. T and C, which read one chunk and one thought, see all of them."""
+    """Sliding attention window of the backbone in tokens, the query included, so that texts longer
+    than in training have no new distances. The default, null, is full causal attention. T and C
+    always see their whole chunk and thought."""
     lm_on_query: bool = False
     """Whether the query's tokens are predicted in training, too."""
     answer_prefix: tuple[int, ...] = ()
-    """Tokens that begin every answer, unscored; taken from the data (``data.answer_prefix``)."""
+    """Unscored tokens that begin every answer; taken from the data (``data.answer_prefix``)."""
     step_separator: tuple[int, ...] = ()
     """Tokens before each step of a chain; taken from the data (``data.step_separator``)."""
 
@@ -93,7 +95,7 @@ class ReasoningConfig(SequenceConfig):
 
     @property
     def added_positions(self) -> int:
-        """The most positions of a row that a method takes beyond the tokens of its text."""
+        """Maximum number of positions that a method adds to a row beyond the tokens of its text."""
         return 0
 
     @property
@@ -109,42 +111,45 @@ class ReasoningConfig(SequenceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkingStatesConfig(ReasoningConfig):
-    """Thinking States (Latent Reasoning with Supervised Thinking States), with its symbols.
+    """Thinking States (Latent Reasoning with Supervised Thinking States), in the paper's symbols.
 
     Raises:
-        ValueError: see ``ReasoningConfig``; or layers that do not exist.
+        ValueError: A layer does not exist, or see ``ReasoningConfig``.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"think": "thoughts", "max_thought_tokens": "thought"}
     special_tokens: ClassVar[tuple[str, ...]] = ("thought_end", "step", "thought_pad")
-    """End of a thought, separator of two steps of one chunk, padding of thoughts below c tokens."""
+    """End of a thought, separator of two steps in a chunk, padding of thoughts below c tokens."""
 
     chunk_size: int = 8
-    """c, tokens of a chunk (8 was best on GSM8K)."""
+    """c, tokens per chunk (8 was best on GSM8K)."""
     input_layer: int = 1
-    """L^in: the state is added after this many layers."""
+    """L^in, the number of layers after which the state is added."""
     output_layer: int | None = None
-    """L^out: thoughts are read after this many layers; null: L - 1, as in the paper."""
+    """L^out, the number of layers after which T reads hidden states. The default, null, is L - 1,
+    as in the paper."""
     grid: GridKind = "left_align"
-    """How chunks lie on a query whose length is no multiple of c: its end is a chunk's end
-    (left_align), its last chunk is short (partial), or the answer's tokens fill that up (absolute,
-    the paper's text)."""
+    """How a query is divided if c does not divide its length: its first chunk is short
+    (left_align), its last chunk is short (partial), or the answer's tokens fill up the last chunk
+    (absolute, the paper's text)."""
     think_in_decode: bool = False
     """Whether chunks of the answer's tokens think, too."""
     tie_thinking_head: bool = False
-    """Whether T's unembedding is the backbone's; else a copy of it that learns by itself."""
+    """Whether T shares the backbone's unembedding. Otherwise it trains a copy."""
     thought_loss: Literal["token_mean", "chunk_sum"] = "token_mean"
-    """L_T: mean over all tokens of thoughts, or eq. 6: the sum over a query's chunks."""
+    """L_T: the mean over all thought tokens, or the sum over a query's chunks of eq. 6."""
     thought_weight: float = 1.0
-    """Weight of L_T, added to the loss of the answer."""
+    """Weight of L_T, which is added to the loss of the answer."""
     trivial_weight: float = 1.0
-    """Weight of chunks without a thought within L_T; they are most of them."""
+    """Weight of trivial thoughts, the most frequent ones, within L_T."""
     prefill: Literal["speculative", "sequential"] = "speculative"
-    """How the query is read at inference; the results are the same."""
+    """How the query is read at inference; both give the same result."""
     think: bool = True
-    """Whether it thinks at inference; false: every thought is trivial, and T is not computed."""
+    """Whether the model thinks at inference. Otherwise every thought is trivial, and T is not
+    computed."""
     max_thought_tokens: int = 16
-    """Longest thought at inference, in tokens, its end not counted; longer ones are cut."""
+    """Maximum number of tokens of a thought at inference, its end not counted; longer ones are
+    cut."""
 
     def __post_init__(self) -> None:
         """Checks choices, ranges and layers."""
@@ -162,7 +167,7 @@ class ThinkingStatesConfig(ReasoningConfig):
         """Returns L^in and L^out for a backbone of ``num_layers`` layers.
 
         Raises:
-            ValueError: if they are not 0 <= L^in < L^out <= num_layers.
+            ValueError: Not 0 <= L^in < L^out <= num_layers.
         """
         last = num_layers - 1 if self.output_layer is None else self.output_layer
         if not 0 <= self.input_layer < last <= num_layers:

@@ -38,12 +38,12 @@ WORDING = ("answer_prefix", "step_separator")
 class ReasoningLM(LanguageModel):
     """A language model on a backbone of ``transformers`` that answers questions.
 
-    Batches hold queries, reasoning steps and answers (``datamodules.ReasoningDataModule``); each
-    method has a separate layout of rows. Scores are log p(answer | query) with the model's own
-    greedy thoughts: these are a function of the query, so scores are exact.
+    Batches hold queries, reasoning steps and answers (``datamodules.ReasoningDataModule``), which
+    each method lays out in its own way. Scores are log p(answer | query) with the model's own
+    greedy thoughts, which are a function of the query, so that scores are exact.
 
     A prompt is a query: ``init_cache`` reads all of it, and the first ``decode_step`` reads the
-    answer's fixed prefix in place of the token that it is given.
+    answer's fixed prefix instead of the token passed to it.
     """
 
     reads: ClassVar[str] = "reasoning"
@@ -53,10 +53,9 @@ class ReasoningLM(LanguageModel):
     @property
     @abstractmethod
     def counter(self) -> Counter:
-        """Counter of the normalisers of the terms of ``loss``, in a batch of all ranks.
+        """Function that counts the normalisers of the terms of ``loss`` in a batch of all ranks.
 
-        The data call it where they build batches, so that it can be pickled and knows the step
-        from the batch alone.
+        Data workers call it, so it must be picklable and depend on the batch alone.
         """
 
     def answer_tokens(self, generated: list[int]) -> list[int]:
@@ -70,23 +69,23 @@ class ReasoningLM(LanguageModel):
             self.take_wording(dataclasses.asdict(data.wording()))
 
     def take_wording(self, wording: Mapping[str, tuple[int, ...]]) -> None:
-        """Sets ``answer_prefix`` and ``step_separator`` where they are not known yet.
+        """Sets ``answer_prefix`` and ``step_separator`` if they are empty.
 
         Args:
-            wording: token ids by name.
+            wording: Token ids by field name.
         """
-        own = {key: tuple(getattr(self.config, key)) for key in WORDING}
+        current = {key: tuple(getattr(self.config, key)) for key in WORDING}
         given = {key: tuple(wording[key]) for key in WORDING}
-        missing: dict[str, Any] = {key: ids for key, ids in given.items() if not own[key]}
+        missing: dict[str, Any] = {key: ids for key, ids in given.items() if not current[key]}
         self.config = dataclasses.replace(self.config, **missing)
-        for key, ids in own.items():
+        for key, ids in current.items():
             if ids and ids != given[key]:
                 rank_zero_warn(
                     f"the data's {key} is {given[key]}, the model's is {ids}: it keeps its own"
                 )
 
     def recipe(self) -> dict[str, Any]:
-        """Returns what rebuilds the model without the hub or folder that its backbone came from."""
+        # The backbone's architecture lets a checkpoint be rebuilt without its hub or folder.
         recipe = super().recipe()
         if self.config.backbone is not None and self.network is not None:
             shape = self.network.backbone.architecture()
@@ -103,14 +102,14 @@ class ThinkingStatesLM(ReasoningLM):
     """Thinking States: thinks in words while it reads (Latent Reasoning with Supervised ...).
 
     After every chunk of the query the thinking block T writes a thought. The compression block C
-    makes it a state, which is added to the next chunk's tokens near the input. Training
-    forces the thoughts of the batch's steps, so that all chunks are computed at once; at inference
-    the thoughts are the model's own.
+    turns it into a state, which is added to the next chunk's tokens near the input. Training forces
+    the thoughts made of the batch's steps, so all chunks are computed at once; at inference the
+    model decodes its thoughts.
 
     Args:
-        config: backbone, chunks, thoughts and their loss.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the training step's network with torch.compile (in place).
+        config: Configuration of backbone, chunks, thoughts and their loss.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the training step's network with torch.compile (in place).
     """
 
     config: ThinkingStatesConfig
@@ -129,7 +128,7 @@ class ThinkingStatesLM(ReasoningLM):
 
     @property
     def layout(self) -> ThoughtLayout:
-        """Layout of rows of batches."""
+        """Layout of a batch's rows."""
         return ThoughtLayout.of(self.config)
 
     @property
@@ -140,12 +139,9 @@ class ThinkingStatesLM(ReasoningLM):
     # ---- data
 
     def setup(self, stage: str) -> None:
-        """Checks the trainer's data, and warns where inference would cut their thoughts.
-
-        Data may have ``longest_thought(chunk_size)`` for that: the tokens of the longest thought in
-        training, separators counted, the end not, of chunks that end with the query. Other grids
-        have slightly different thoughts.
-        """
+        # Warns if inference would cut thoughts of the data. These may have
+        # ``longest_thought(chunk_size)``: tokens of the longest thought in training, with
+        # separators and without the end, on the grid ``left_align``; other grids differ slightly.
         super().setup(stage)
         longest = getattr(getattr(self.trainer, "datamodule", None), "longest_thought", None)
         tokens = 0 if longest is None else longest(self.config.chunk_size)
@@ -160,19 +156,19 @@ class ThinkingStatesLM(ReasoningLM):
     # ---- training
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
-        # Adds ``rows``, made on the host: an accelerator would be waited for otherwise.
+        # ``rows`` are built on the host: on an accelerator this would synchronise.
         if self.training:
             batch = {**batch, "rows": self.layout.rows(batch)}
         return super().transfer_batch_to_device(batch, device, index)
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
-        """Returns the cross-entropy of the answer and that of the thoughts (eq. 6).
+        """Returns the cross-entropies of answers and thoughts (eq. 6).
 
-        ``nll`` is that of the answer and its EOS, with ``lm_on_query`` of the query's tokens, too;
-        ``thoughts`` is weighted by ``thought_weight``. Statistics: ``thought_nll``, nats per token
-        of thoughts that have any, ends counted; ``trivial_share``, of chunks; and in steps that the
-        trainer logs ``thought_accuracy`` and ``trivial_accuracy``, the accuracy of T under teacher
-        forcing on tokens of those thoughts, and on ends of trivial ones.
+        The term ``nll`` sums over the answer and its EOS and, with ``lm_on_query``, the query; the
+        term ``thoughts`` is weighted by ``thought_weight``. Statistics: ``thought_nll``, nats per
+        token of non-trivial thoughts, ends included; ``trivial_share``, the share of trivial
+        thoughts; and in steps that the trainer logs ``thought_accuracy`` and ``trivial_accuracy``,
+        T's accuracy under teacher forcing on non-trivial thoughts and on ends of trivial ones.
         """
         rows = batch["rows"] if "rows" in batch else self.layout.rows(batch)
         forced = self.network(rows)
@@ -183,11 +179,11 @@ class ThinkingStatesLM(ReasoningLM):
         return output
 
     def _add_thoughts(self, h: Tensor, targets: ThoughtTargets, output: LossOutput) -> None:
-        """Adds the thoughts' term and statistics, from T's states (B, P, D)."""
+        """Adds the thoughts' term and statistics, computed from T's states (B, P, D)."""
         matrix, config = self.network.thinking_matrix, self.config
         weights = torch.where(targets.trivial, config.trivial_weight, 1.0)
         if config.thought_loss == "chunk_sum":
-            weights = weights / targets.sizes
+            weights = weights / targets.sizes  # (B, P), 1 in sum over each thought
         total, each = linear_cross_entropy_each(h, matrix, targets.tokens, weights)
         output.terms["thoughts"] = self._thought_term(total * config.thought_weight, targets)
         chunks = (targets.valid / targets.sizes).sum()
@@ -199,17 +195,18 @@ class ThinkingStatesLM(ReasoningLM):
             self._measure(h, matrix, targets, output)
 
     def _thought_term(self, total: Tensor, targets: ThoughtTargets) -> Term:
-        """Returns the sum over its normaliser.
+        """Returns the term of the weighted sum ``total``, with its normaliser.
 
-        ``token_mean`` is the weighted mean over all tokens of thoughts, their ends included.
-        ``chunk_sum`` is eq. 6: of each thought the mean over its tokens, summed over the chunks of
-        a query, in the mean over queries.
+        ``token_mean`` is the weighted mean over all thought tokens, their ends included.
+        ``chunk_sum`` is eq. 6: the mean over a thought's tokens, summed over the chunks of a query
+        and averaged over queries.
         """
         if self.config.thought_loss == "chunk_sum":
             return Term(total, float(len(targets.tokens)), "queries")
+        # trivial thoughts are one token each, which counts trivial_weight instead of 1
         over = {"thought_tokens": 1.0, "trivial_thoughts": self.config.trivial_weight - 1.0}
-        spoken, trivial = targets.valid.sum(), targets.trivial.sum()
-        return Term(total, spoken + over["trivial_thoughts"] * trivial, over)
+        count, trivial = targets.valid.sum(), targets.trivial.sum()
+        return Term(total, count + over["trivial_thoughts"] * trivial, over)
 
     @property
     def _is_logged(self) -> bool:
@@ -222,9 +219,9 @@ class ThinkingStatesLM(ReasoningLM):
     def _measure(
         self, h: Tensor, matrix: Tensor, targets: ThoughtTargets, output: LossOutput
     ) -> None:
-        """Adds the accuracies of T; a second pass over the vocabulary, as losses keep no logits."""
-        found = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(targets.tokens.shape)
-        right = found == targets.tokens
+        """Adds the accuracies of T, in a second pass over the vocabulary: losses keep no logits."""
+        chosen = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(targets.tokens.shape)
+        right = chosen == targets.tokens  # (B, P)
         output.stats |= {
             "thought_accuracy": Mean((right & targets.nontrivial).sum(), targets.nontrivial.sum()),
             "trivial_accuracy": Mean((right & targets.trivial).sum(), targets.trivial.sum()),
@@ -234,10 +231,10 @@ class ThinkingStatesLM(ReasoningLM):
 
     @torch.no_grad()
     def score(self, batch: dict[str, Any]) -> Scores:
-        """Returns log p(answer and EOS | query), exactly, with the model's own greedy thoughts.
+        """Returns the exact log p(answer and EOS | query) with the model's own greedy thoughts.
 
-        Records ``thoughts``: ``trace``, its thoughts; and where the batch has steps,
-        ``gold_thoughts``: ``trace``, the thoughts of those.
+        Records ``trace``, a ``Trace``, as ``thoughts`` and, if the batch has steps, the thoughts
+        made of them as ``gold_thoughts``.
         """
         layout, targets, prefix = self.layout, batch["targets"], len(self.config.answer_prefix)
         cache = self._read(batch["query"], batch["query_lengths"])
@@ -248,13 +245,14 @@ class ThinkingStatesLM(ReasoningLM):
             record("thoughts", trace=cache.trace)
         if "steps" in batch and wants("gold_thoughts"):
             record("gold_thoughts", trace=layout.gold_trace(batch))
-        states = torch.cat((cache.last[:, None], states), dim=1)
+        # the first state, after the query, predicts the first token of the prefix or of the answer
+        states = torch.cat((cache.last[:, None], states), dim=1)  # (B, P + A, D)
         log_prob = self.target_log_probs(states[:, prefix:], targets)
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 
     def _read(self, query: Tensor, lengths: Tensor, prefix: Sequence[int] = ()) -> ThinkingCache:
-        """Returns the decoding state after queries that were read with thoughts."""
+        """Reads queries with thoughts, and returns the cache after them."""
         read = read_queries(self.network, query, lengths, self.config.prefill)
         trace = Trace(read.thoughts(), read.rounds) if wants("thoughts") else None
         return ThinkingCache(self.network, read, tuple(prefix), trace)
@@ -268,10 +266,10 @@ class ThinkingStatesLM(ReasoningLM):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> ThinkingCache:
-        """Returns the cache after the whole of each query (B, Q), right-padded.
+        """Reads right-padded queries (B, Q), and returns the cache after them.
 
-        Records ``thoughts``: ``trace``, the thoughts on the queries, to which those on the answers
-        are added as they come.
+        Records ``trace``, the ``Trace`` of the queries' thoughts, as ``thoughts``; thoughts during
+        the answers are added to it as they come.
         """
         cache = self._read(prompts, lengths, self.config.answer_prefix)
         if cache.trace is not None:
@@ -279,9 +277,9 @@ class ThinkingStatesLM(ReasoningLM):
         return cache
 
     def decode_step(self, cache: ThinkingCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns next-token logits (B, V) float32; all rows are ready.
+        """Returns next-token logits (B, V) float32, and the mask of ready rows, which are all.
 
-        The first step reads the answer's prefix in place of ``tokens``.
+        The first step reads the answer's prefix instead of ``tokens``.
         """
         with torch.no_grad():
             h = cache.decode(tokens)
@@ -298,8 +296,8 @@ class ThinkingStatesLM(ReasoningLM):
         """Returns the FLOPs of a token of the answer; see ``answering_flops``.
 
         Args:
-            context: tokens.
-            steps: tokens of thoughts that come with it on average; None: with ``think_in_decode``
-                one, else none.
+            context: Number of tokens before it.
+            steps: Mean number of thought tokens per token of the answer. Defaults to one with
+                ``think_in_decode``, else to none.
         """
         return answering_flops(self.network, context, steps)

@@ -1,11 +1,10 @@
 """Reading while thinking: queries chunk by chunk or by speculation (Sec. 3.3), then answers.
 
-Thoughts of many chunks are opened at once, which shows whether they are trivial; only the others
-are finished.
+The thoughts of many chunks are opened in one batch, which shows which ones are trivial; only the
+others are decoded to their end.
 
-Both ways of reading find the same thoughts, states, and keys and values, up to rounding: where two
-tokens of a thought are equally likely to the last digits, which narrow number formats make less
-rare, they may take different ones.
+Both readers produce the same thoughts, states, keys and values up to rounding. They may differ
+where two tokens of a thought are equally likely, which is more common in low precision.
 """
 
 import copy
@@ -34,12 +33,12 @@ from lightning_models.thinking_states.thoughts import ChunkThought, ThoughtLayou
 
 
 class OpenedThoughts(NamedTuple):
-    """Thoughts of which the first token is known.
+    """Thoughts after their first token.
 
     Attributes:
-        first: (K,) int64; the end of a thought where it is trivial.
+        first: First tokens (K,) int64, the end of a thought where it is trivial.
         past: T's cache of the chunks.
-        real: Which of a chunk's c places hold tokens (K, c) bool.
+        real: Mask of the slots of each chunk that hold tokens (K, c) bool.
     """
 
     first: Tensor
@@ -48,34 +47,34 @@ class OpenedThoughts(NamedTuple):
 
 
 class ThoughtTokens(NamedTuple):
-    """The tokens of thoughts that have any.
+    """The tokens of non-trivial thoughts.
 
     Attributes:
-        tokens: (K, M) int64, ends after them.
-        sizes: Tokens of each, without the end (K,) int64, at least 1.
+        tokens: Tokens (K, M) int64, filled up with ends.
+        sizes: Number of tokens of each thought, its end not counted (K,) int64, at least 1.
     """
 
     tokens: Tensor
     sizes: Tensor
 
-    def listed(self) -> list[list[int]]:
+    def to_lists(self) -> list[list[int]]:
         """Returns the tokens of each thought."""
         rows = zip(self.tokens.tolist(), self.sizes.tolist(), strict=True)
         return [tokens[:size] for tokens, size in rows]
 
 
 def open_thoughts(network: ThinkingStatesNetwork, h: Tensor, real: Tensor) -> OpenedThoughts:
-    """Returns the first tokens of the thoughts of chunks; ends, where the model does not think.
+    """Predicts the first token of each chunk's thought, always the end if the model does not think.
 
     Args:
-        network: backbone, T and C.
-        h: tapped states of their tokens, the last one at place c - 1 (K, c, D).
-        real: which places hold tokens (K, c) bool.
+        network: The network, with backbone, T and C.
+        h: Tapped states of the chunks, aligned at their last token, in slot c - 1 (K, c, D).
+        real: Mask of the slots that hold tokens (K, c) bool.
     """
     past = new_cache()
     if not network.config.think:
-        ends = network.config.special_id("thought_end")
-        return OpenedThoughts(torch.full((len(h),), ends, device=h.device), past, real)
+        end = network.config.special_id("thought_end")
+        return OpenedThoughts(torch.full((len(h),), end, device=h.device), past, real)
     positions = torch.arange(h.shape[1], device=h.device)[None]
     tables = network.backbone.rotary(h, positions)
     state = network.thinking.opening(h, tables, causal_mask(real, h.shape[1]), past)
@@ -85,25 +84,25 @@ def open_thoughts(network: ThinkingStatesNetwork, h: Tensor, real: Tensor) -> Op
 def finish_thoughts(
     network: ThinkingStatesNetwork, opened: OpenedThoughts, rows: Tensor
 ) -> ThoughtTokens:
-    """Returns the whole thoughts of some of the chunks, none of them trivial.
+    """Decodes non-trivial thoughts greedily, up to their ends or ``max_thought_tokens``.
 
     Args:
-        network: backbone, T and C.
-        opened: not usable afterwards.
-        rows: int64 (K,), which of them.
+        network: The network, with backbone, T and C.
+        opened: The opened thoughts, whose cache is consumed.
+        rows: Indices of the thoughts to decode (K,) int64.
     """
     end, c = network.config.special_id("thought_end"), network.config.chunk_size
     opened.past.batch_select_indices(rows)
     real, token = opened.real[rows], opened.first[rows]
     ended, tokens = torch.zeros_like(token, dtype=torch.bool), [token]
     while len(tokens) < network.config.max_thought_tokens:
-        place = c + len(tokens) - 1
-        position = torch.full((1, 1), place, device=token.device)
-        h = network.backbone.enter(network.backbone.embed(token[:, None]), position, place + 1)
-        real = F.pad(real, (0, 1), value=True)  # h: (K, 1, D)
+        index = c + len(tokens) - 1  # thoughts begin at position c, after the chunk's slots
+        position = torch.full((1, 1), index, device=token.device)
+        h = network.backbone.enter(network.backbone.embed(token[:, None]), position, index + 1)
+        real = F.pad(real, (0, 1), value=True)  # (K, c + n), with h (K, 1, D) as the last key
         tables = network.backbone.rotary(h, position)
         states = network.thinking(h, tables, causal_mask(real, 1), opened.past)
-        token = _greedy(network, states[:, -1]).masked_fill(ended, end)  # (K,)
+        token = _greedy(network, states[:, -1]).masked_fill(ended, end)  # (K,), ends stay ends
         ended = token == end
         if bool(ended.all()):
             break
@@ -115,24 +114,22 @@ def finish_thoughts(
 def finish_states(
     network: ThinkingStatesNetwork, opened: OpenedThoughts, rows: Tensor
 ) -> tuple[ThoughtTokens, Tensor]:
-    """Returns whole thoughts and their states (K, c, D); see ``finish_thoughts``."""
+    """Decodes thoughts and compresses them to states (K, c, D); see ``finish_thoughts``."""
     thoughts = finish_thoughts(network, opened, rows)
     compressible = ThoughtLayout.of(network.config).for_compression(*thoughts)
-    return thoughts, network.compress(compressible, thoughts.sizes + 1)
+    return thoughts, network.compress(compressible, thoughts.sizes + 1)  # the end counts
 
 
 def _greedy(network: ThinkingStatesNetwork, h: Tensor) -> Tensor:
-    """Returns T's most likely tokens (K,) for normed states (K, D).
-
-    The ids from the padding's on are no tokens of a thought.
-    """
+    """Returns T's most likely tokens (K,) for normed states (K, D)."""
+    # the last special token and the padding of the vocabulary never occur in a thought
     matrix = network.thinking_matrix[: network.config.special_id("thought_pad")]
     return most_likely(h, matrix)
 
 
 @torch.no_grad()
 def most_likely(h: Tensor, matrix: Tensor) -> Tensor:
-    """Returns the ids of the highest logits ``h matrix^T`` of states (K, D), int64 (K,)."""
+    """Returns the argmax over the vocabulary of ``h matrix^T`` for states (K, D), int64 (K,)."""
     dtype = product_dtype(h)
     states, matrix = h.to(dtype), matrix.to(dtype)
     out = torch.empty(len(h), dtype=torch.int64, device=h.device)
@@ -145,7 +142,7 @@ def most_likely(h: Tensor, matrix: Tensor) -> Tensor:
 
 
 class DecodedThoughts(NamedTuple):
-    """Non-trivial thoughts decoded in one call, of these rows and blocks (K,) int64."""
+    """Non-trivial thoughts decoded in one call, with their rows and blocks (K,) int64."""
 
     rows: Tensor
     blocks: Tensor
@@ -159,12 +156,12 @@ class ReadQueries:
     Attributes:
         past: Keys and values, queries aligned at their ends.
         state: S of the chunk that the next token belongs to (B, c, D).
-        tapped: Inputs of T for the last chunk's tokens, the last one at c - 1 (B, c, D).
+        tapped: Inputs of T for the last chunk, aligned at its last token (B, c, D).
         last: Normed states of the last tokens (B, D).
-        rounds: Passes of the backbone over (parts of) each query.
+        rounds: Number of backbone passes over each query or a part of it.
         blocks: The queries.
-        decoded: All thoughts with tokens.
-        spoken: How many of them each row has (B,) int64.
+        decoded: All non-trivial thoughts.
+        num_thoughts: Number of non-trivial thoughts of each row (B,) int64.
     """
 
     past: AnswerCache
@@ -174,22 +171,22 @@ class ReadQueries:
     rounds: list[int]
     blocks: QueryBlocks
     decoded: list[DecodedThoughts]
-    spoken: Tensor
+    num_thoughts: Tensor
 
     def thoughts(self) -> list[list[ChunkThought]]:
         """Returns the thoughts of each row's chunks."""
-        found: dict[tuple[int, int], list[int]] = {}
+        tokens: dict[tuple[int, int], list[int]] = {}
         for rows, blocks, thoughts in self.decoded:
             keys = zip(rows.tolist(), blocks.tolist(), strict=True)
-            found |= dict(zip(keys, thoughts.listed(), strict=True))
+            tokens |= dict(zip(keys, thoughts.to_lists(), strict=True))
         ends, thinks = self.blocks.last.tolist(), self.blocks.thinks.tolist()
         return [
             [
-                ChunkThought(found.get((row, block), []), end)
-                for block, end in enumerate(own)
+                ChunkThought(tokens.get((row, block), []), end)
+                for block, end in enumerate(ends_of_row)
                 if thinks[row][block]
             ]
-            for row, own in enumerate(ends)
+            for row, ends_of_row in enumerate(ends)
         ]
 
 
@@ -197,13 +194,13 @@ class ReadQueries:
 def read_queries(
     network: ThinkingStatesNetwork, query: Tensor, lengths: Tensor, how: str
 ) -> ReadQueries:
-    """Returns the state after queries that the model has read with its own thoughts.
+    """Reads queries with the model's own thoughts, and returns the state after them.
 
     Args:
-        network: backbone, T and C.
-        query: right-padded (B, Q) int64.
-        lengths: (B,) int64, at least 1.
-        how: 'speculative' or 'sequential'.
+        network: The network, with backbone, T and C.
+        query: Queries (B, Q) int64, padded on the right.
+        lengths: Number of tokens of each query (B,) int64, at least 1.
+        how: The reader, 'speculative' or 'sequential'.
     """
     blocks = in_blocks(ThoughtLayout.of(network.config).grid, query, lengths)
     reader: type[QueryReader] = SequentialReader if how == "sequential" else SpeculativeReader
@@ -211,86 +208,89 @@ def read_queries(
 
 
 class QueryReader(ABC):
-    """States, thoughts and result of reading queries, either way.
+    """Base of both readers: holds states and thoughts while queries are read.
 
     Args:
-        network: backbone, T and C.
-        blocks: of all rows.
+        network: The network, with backbone, T and C.
+        blocks: The queries of all rows.
 
     Attributes:
         states: S of each block, and of the answer's first chunk (B, N + 1, c, D).
-        tapped: Inputs of T for all tokens (B, N, c, D), as far as they were read.
+        tapped: Inputs of T for all tokens read so far (B, N, c, D).
     """
 
     def __init__(self, network: ThinkingStatesNetwork, blocks: QueryBlocks) -> None:
         self.network, self.blocks, self.layout = network, blocks, ThoughtLayout.of(network.config)
         self.embedded = network.backbone.embed(blocks.tokens)
-        rows, number, c, dim = self.embedded.shape
-        self.states = self.embedded.new_zeros(rows, number + 1, c, dim)
+        rows, num_blocks, c, dim = self.embedded.shape
+        self.states = self.embedded.new_zeros(rows, num_blocks + 1, c, dim)
         self.tapped = torch.zeros_like(self.embedded)
         self.decoded: list[DecodedThoughts] = []
-        self.spoken = torch.zeros_like(blocks.chunks)  # (B,), thoughts with tokens so far
+        self.num_thoughts = torch.zeros_like(blocks.chunks)  # (B,), non-trivial ones so far
 
     @abstractmethod
     def read(self) -> ReadQueries:
-        """Returns all rows."""
+        """Reads the queries of all rows."""
 
     def state_of(self, rows: Tensor, start: int, stop: int) -> Tensor:
-        """Returns S of the tokens of some rows' blocks (B, n * c, D)."""
-        number, c, dim = self.states.shape[1:]
-        block = rows[:, None] * number + torch.arange(start, stop, device=rows.device)  # (B, n)
-        index = block[..., None] * c + self.blocks.place[rows, start:stop]  # (B, n, c)
+        """Returns S of the tokens in blocks ``start`` to ``stop`` of some rows (B, n * c, D)."""
+        num_states, c, dim = self.states.shape[1:]
+        block = rows[:, None] * num_states + torch.arange(start, stop, device=rows.device)  # (B, n)
+        # a short chunk is aligned at its block's end, but may take S from the state's first vectors
+        index = block[..., None] * c + self.blocks.offset[rows, start:stop]  # (B, n, c)
         return self.states.view(-1, dim)[index.flatten(1)]
 
     def open(self, tapped: Tensor, rows: Tensor, start: int, stop: int) -> OpenedThoughts:
-        """Returns the first tokens of the thoughts of blocks, one row's after the other's.
+        """Opens the thoughts of blocks ``start`` to ``stop``, in row-major order (B * n).
 
         Args:
-            tapped: inputs of T for them (B, n * c, D).
-            rows: int64 (B,).
-            start: the first block.
-            stop: one after the last.
+            tapped: Inputs of T for the tokens of these blocks (B, n * c, D).
+            rows: Indices of the rows (B,) int64.
+            start: The first block.
+            stop: The block after the last.
         """
         self.tapped[rows, start:stop] = tapped.view(len(rows), stop - start, *self.tapped.shape[2:])
         real = self.blocks.real[rows, start:stop].flatten(0, 1)  # (B n, c)
         return open_thoughts(self.network, tapped.view(*real.shape, -1), real)
 
     def finish(self, opened: OpenedThoughts, which: Tensor, rows: Tensor, blocks: Tensor) -> None:
-        """Finishes thoughts, and sets the states of the next blocks.
+        """Finishes thoughts, and sets the states of the blocks after them.
 
         Args:
-            opened: not usable afterwards.
-            which: of the opened ones (K,) int64, none of them trivial.
-            rows: and their rows (K,).
-            blocks: and blocks (K,).
+            opened: The opened thoughts, whose cache is consumed.
+            which: Indices of the non-trivial thoughts among them (K,) int64.
+            rows: The row of each (K,) int64.
+            blocks: The block of each (K,) int64.
         """
         if not len(which):
             return
         thoughts, state = finish_states(self.network, opened, which)
-        state = self.network.feed_back(state, self.spoken[rows], rows)  # (K, c, D)
-        self.spoken[rows] += 1  # a row thinks once a call
+        state = self.network.feed_back(state, self.num_thoughts[rows], rows)  # (K, c, D)
+        self.num_thoughts[rows] += 1  # rows are distinct, so no increment is lost
         self.states[rows, blocks + 1] = state.to(self.states.dtype)
         self.decoded.append(DecodedThoughts(rows, blocks, thoughts))
 
     def result(self, past: AnswerCache, last: Tensor, rounds: list[int]) -> ReadQueries:
-        """Returns what was read, from the normed states of the last tokens (B, D)."""
+        """Builds the result; ``last`` holds the normed states of the last tokens (B, D)."""
         complete = self.blocks.thinks[:, -1, None, None]
-        # a query's last chunk that does not think goes on in the answer, with its own state
-        state = torch.where(complete, self.states[:, -1], self.states[:, -2])
+        # an incomplete last chunk continues in the answer, and keeps the state it was read with
+        state = torch.where(complete, self.states[:, -1], self.states[:, -2])  # (B, c, D)
         tapped = self.tapped[:, -1]
         return ReadQueries(
-            past, state, tapped, last, rounds, self.blocks, self.decoded, self.spoken
+            past, state, tapped, last, rounds, self.blocks, self.decoded, self.num_thoughts
         )
 
 
 class SequentialReader(QueryReader):
-    """Block by block, with whole passes: the plain reading that speculation must agree with."""
+    """Reads block by block through all layers: the plain reader that speculation must agree with.
+
+    Each block is a round.
+    """
 
     def read(self) -> ReadQueries:
-        # Returns all rows; each block is a round.
         network, rows = self.network, torch.arange(len(self.states), device=self.states.device)
         past = AnswerCache(len(rows), rows.device)
-        for block in range(self.blocks.number):
+        for block in range(self.blocks.num_blocks):
             state = self.state_of(rows, block, block + 1)
             h, real = self.embedded[:, block], self.blocks.real[:, block]  # (B, c, D), (B, c)
             hidden = read(network.backbone, past, h, real, state=state, **network.taps)
@@ -308,37 +308,37 @@ class SequentialReader(QueryReader):
 class SpeculativeReader(QueryReader):
     """Reads by speculation (Sec. 3.3, App. A.2).
 
-    All thoughts to come are supposed to be trivial, all chunks are read at once, and the result is
-    kept up to the first chunk whose thought is not. NOTE(paper): algorithm 1 tests all states again
-    in every round, those that it has injected among them, and mixes indices of chunks that receive
-    a state with those that produce it. Here a round begins after the chunk that has thought. It
-    takes as many rounds as there are thoughts with tokens, and one more unless the last chunk has
-    one; the paper says one more always.
+    Each round assumes that all remaining thoughts are trivial, reads all chunks at once, and keeps
+    the result up to the first chunk whose thought is not. NOTE(paper): algorithm 1 tests all states
+    again in every round, even those already injected, and mixes indices of chunks that receive a
+    state with indices of chunks that produce it. Here a round begins after the chunk that has
+    thought. It takes one round per non-trivial thought, and one more unless the last chunk has one;
+    the paper always adds one.
 
-    Only the layers between L_in and L_out are read again in every round: those below do not depend
-    on states, and the outputs of those above are not needed before the answer.
+    Only the layers from L_in to L_out are computed again in every round: the layers below do not
+    depend on states, and the outputs of the layers above are not needed before the answer.
 
-    Finished rows leave the batch, and nothing of them is computed again. All others begin a round
-    at the earliest block that any of them needs; from there on they are read again, with the states
-    that are known by then.
+    Finished rows leave the batch and are not computed again. All others begin a round at the
+    earliest block that any of them needs, with the states known by then.
     """
 
     def __init__(self, network: ThinkingStatesNetwork, blocks: QueryBlocks) -> None:
         super().__init__(network, blocks)
         self.positions, self.real = blocks.positions, blocks.real.flatten(1)
         self.below = new_cache()
-        own = 0, network.input_layer
+        lower = 0, network.input_layer
         self.all_rows = torch.arange(len(self.real), device=self.real.device)
         h = network.backbone.enter(self.embedded.flatten(1, 2), self.positions)  # (B, N c, D)
-        self.lower = self._layers(h, self.all_rows, own, self.below)
+        self.lower = self._layers(h, self.all_rows, lower, self.below)  # computed once
 
     def read(self) -> ReadQueries:
         network, above = self.network, new_cache()
         first, last = network.input_layer, network.output_layer
         between, rounds = self._between(self.all_rows)
-        own = (last, network.backbone.num_layers)
-        h = self._layers(self.tapped.flatten(1, 2), self.all_rows, own, above)
+        upper = (last, network.backbone.num_layers)
+        h = self._layers(self.tapped.flatten(1, 2), self.all_rows, upper, above)  # (B, N c, D)
         past = AnswerCache(len(self.real), self.real.device)
+        # each cache has keys and values of its own range of layers; the answer needs all of them
         layers = (self.below.layers[:first], between.layers[first:last], above.layers[last:])
         past.past.layers = [layer for part in layers for layer in part]
         past.real, past.lengths = self.real, self.real.sum(dim=1)
@@ -347,58 +347,60 @@ class SpeculativeReader(QueryReader):
     def _between(self, rows: Tensor) -> tuple[Any, list[int]]:
         """Returns the cache of the layers that depend on states, and the rounds of each row."""
         past, parts = new_cache(), []
-        begin = self.blocks.number - self.blocks.chunks  # first uncertain block of each row (B,)
+        begin = self.blocks.num_blocks - self.blocks.chunks  # (B,), first uncertain blocks
         rounds = [0] * len(rows)
         while len(rows):
-            found = self._round(past, rows, begin)
+            thought = self._round(past, rows, begin)  # (B,), blocks
             for row in rows.tolist():
                 rounds[row] += 1
-            done = found >= self.blocks.number - 1
+            # a thought after the last block only changes the answer: no block is read again
+            done = thought >= self.blocks.num_blocks - 1
             finished, left = done.nonzero()[:, 0], (~done).nonzero()[:, 0]
             if len(finished):
                 parts.append((rows[finished], _rows_of(past, finished, len(left) == 0)))
                 past = _rows_of(past, left, len(left) == 0)
-            rows, begin = rows[left], found[left] + 1
+            rows, begin = rows[left], thought[left] + 1
         return _joined(parts), rounds
 
     def _round(self, past: Any, rows: Tensor, begin: Tensor) -> Tensor:
         """Reads from the first uncertain block on, and decodes the first non-trivial thought.
 
         Args:
-            past: of these rows; kept up to that block, and extended to the end.
-            rows: int64 (B,).
-            begin: of each row, the first uncertain block (B,).
+            past: Cache of these rows, cut at that block and extended to the end.
+            rows: Indices of the rows (B,) int64.
+            begin: The first uncertain block of each row (B,) int64.
 
         Returns:
-            the block of each row that has thought (B,), N where none has.
+            The block of each row that has thought (B,) int64, or N if none has.
         """
-        start, stop = int(begin.min()), self.blocks.number
+        start, stop = int(begin.min()), self.blocks.num_blocks
         c, network = self.layout.grid.chunk_size, self.network
         if past.get_seq_length(network.input_layer):
-            past.crop((start - stop) * c)
+            past.crop((start - stop) * c)  # negative: that many tokens are cut off the end
         h = self.lower[rows, start * c :] + self.state_of(rows, start, stop)  # (B, n c, D)
         h = self._layers(h, rows, (network.input_layer, network.output_layer), past)
         opened = self.open(h, rows, start, stop)
-        number = torch.arange(start, stop, device=rows.device)
+        block = torch.arange(start, stop, device=rows.device)  # (n,)
         first = opened.first.view(len(rows), -1)  # (B, n)
         nontrivial = self.blocks.thinks[rows, start:] & (first != self.layout.end)
-        found = torch.where(nontrivial & (number >= begin[:, None]), number, stop).amin(dim=1)
-        own = (found < stop).nonzero()[:, 0]
-        which = own * len(number) + found[own] - start  # among the B n opened thoughts
-        self.finish(opened, which, rows[own], found[own])
-        return found
+        # blocks before a row's begin are read only because another row needs them
+        thought = torch.where(nontrivial & (block >= begin[:, None]), block, stop).amin(dim=1)
+        thinking = (thought < stop).nonzero()[:, 0]  # (K,)
+        which = thinking * len(block) + thought[thinking] - start  # among the B n opened thoughts
+        self.finish(opened, which, rows[thinking], thought[thinking])
+        return thought
 
     def _layers(self, h: Tensor, rows: Tensor, layers: tuple[int, int], cache: Any) -> Tensor:
-        """Returns the hidden states of rows' last tokens (B, t, D) after some of the layers."""
+        """Runs a range of layers on the last t tokens of rows (B, t, D)."""
         width = h.shape[1]
-        # the tokens before them are in the cache: N keys for the last t of N queries
+        # the tokens before them are in the cache: N c keys for the last t queries
         mask = causal_mask(self.real[rows], width, self.network.backbone.window)
         positions = self.positions[rows, -width:]
         return self.network.run_layers(h, layers, positions, mask, cache)
 
 
 def _rows_of(cache: Any, rows: Tensor, all_or_none: bool) -> Any:
-    """Returns a transformers cache of some rows of another one, or that one itself."""
+    """Returns a transformers cache with some rows of another one, or the same cache if all."""
     if all_or_none:
         return cache
     part = copy.copy(cache)
@@ -408,45 +410,45 @@ def _rows_of(cache: Any, rows: Tensor, all_or_none: bool) -> Any:
 
 
 def _joined(parts: list[tuple[Tensor, Any]]) -> Any:
-    """Returns a transformers cache of all rows in their order."""
+    """Returns a transformers cache of all rows in their order, from caches of some rows each."""
     if len(parts) == 1:
         return parts[0][1]
-    order = torch.cat([rows for rows, _ in parts]).argsort()
+    order = torch.cat([rows for rows, _ in parts]).argsort()  # inverse of the order of leaving
     whole = parts[0][1]
-    for number, layer in enumerate(whole.layers):
+    for index, layer in enumerate(whole.layers):
         if layer.is_initialized:
-            own = [cache.layers[number] for _, cache in parts]
-            layer.keys = torch.cat([one.keys for one in own])[order]
-            layer.values = torch.cat([one.values for one in own])[order]
+            layers = [cache.layers[index] for _, cache in parts]
+            layer.keys = torch.cat([part.keys for part in layers])[order]
+            layer.values = torch.cat([part.values for part in layers])[order]
     return whole
 
 
 # ---- decoding of answers after queries that have been read
 #
-# The answer's first tokens receive the state of the query's last thought. Where chunks of the
-# answer think, too (``think_in_decode``), or its tokens fill up the query's last chunk
-# (``absolute``), they are read one by one until all thoughts are complete.
+# The answer's first tokens receive the state of the query's last thought. If chunks of the answer
+# also think (``think_in_decode``), or its tokens fill up the query's last chunk (``absolute``),
+# tokens are read one by one until all thoughts are complete.
 
 
 class ThinkingCache:
     """State between the decode steps of answers.
 
     Args:
-        network: backbone, T and C.
-        queries: not usable afterwards.
-        prefix: tokens that are read before any chosen token.
-        trace: receives later thoughts; None: they are not recorded.
+        network: The network, with backbone, T and C.
+        queries: The queries as they were read, whose cache is taken over.
+        prefix: Tokens that are read before any chosen token.
+        trace: Trace that thoughts during the answer are added to. By default none is kept.
 
     Attributes:
-        past: Keys and values of all that was read.
-        state: S of the chunk that is being written (B, c, D).
-        place: Place in it of the next token (B,) int64; from c on nothing is added.
+        past: Keys and values of query and answer so far.
+        state: S of the current chunk (B, c, D).
+        offset: Offset of the next token in that chunk (B,) int64; from c on nothing is added.
         thinks: Whether that chunk thinks after its last token (B,) bool.
         tapped: Inputs of T for its tokens so far (B, c, D).
         last: Normed state of the query's last token (B, D).
-        rows: The query of each remaining row (B,) int64.
-        spoken: Thoughts with tokens of each row so far (B,) int64.
-        trace: As given.
+        rows: Index of the query of each remaining row (B,) int64.
+        num_thoughts: Number of non-trivial thoughts of each row so far (B,) int64.
+        trace: The trace, or None.
     """
 
     def __init__(
@@ -463,20 +465,22 @@ class ThinkingCache:
         self.past.pending = on_device(prefix, self.state.device, torch.int64)
         complete = queries.blocks.thinks[:, -1]
         c = self.layout.grid.chunk_size
-        own = queries.blocks.real[:, -1].sum(dim=1)
-        self.place = torch.where(complete, 0, own)
+        filled = queries.blocks.real[:, -1].sum(dim=1)  # (B,), tokens of the last chunk
+        self.offset = torch.where(complete, 0, filled)
         self.thinks = ~complete | self.layout.grid.in_answers
-        source = (torch.arange(c, device=own.device) + (c - own)[:, None]).clamp(max=c - 1)
-        index = source[..., None].expand_as(queries.tapped)
+        # blocks are aligned at their ends; here the chunk begins in slot 0, and grows
+        source = (torch.arange(c, device=filled.device) + (c - filled)[:, None]).clamp(max=c - 1)
+        index = source[..., None].expand_as(queries.tapped)  # (B, c, D)
         self.tapped = queries.tapped.gather(1, index)
         self.last, self._begun = queries.last, False
-        self.spoken, self.rows = queries.spoken, torch.arange(len(own), device=own.device)
+        self.num_thoughts = queries.num_thoughts
+        self.rows = torch.arange(len(filled), device=filled.device)
         self._may_think = bool(self.thinks.any())
 
     def select(self, rows: Tensor) -> None:
         """Keeps only ``rows`` (int64 indices), in that order."""
         self.past.select(rows)
-        for name in ("state", "place", "thinks", "tapped", "last", "rows", "spoken"):
+        for name in ("state", "offset", "thinks", "tapped", "last", "rows", "num_thoughts"):
             setattr(self, name, getattr(self, name)[rows])
         if self._thoughts is not None:
             self._thoughts = [self._thoughts[row] for row in rows.tolist()]
@@ -485,7 +489,7 @@ class ThinkingCache:
         """Returns the normed states (B, D) that predict the next tokens.
 
         Args:
-            tokens: (B,) the latest chosen ones; the first call reads the prefix instead.
+            tokens: The latest chosen tokens (B,) int64. The first call reads the prefix instead.
         """
         begun, self._begun = self._begun, True
         if not begun and not len(self.past.pending):
@@ -494,12 +498,12 @@ class ThinkingCache:
 
     @torch.no_grad()
     def advance(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
-        """Returns the normed states (B, t, D) of the next tokens.
+        """Reads the next tokens, and returns their normed states (B, t, D).
 
         Args:
-            tokens: (B, t) int64.
-            real: which of them belong to the answer (B, t) bool, the first ones; the others are
-                read, but complete no chunk. None: all.
+            tokens: Next tokens (B, t) int64.
+            real: Mask of the tokens that belong to the answer, a prefix of each row (B, t) bool.
+                The others are read, but complete no chunk. By default all belong to it.
         """
         if not tokens.shape[1]:
             return self.last[:, None][:, :0]
@@ -508,51 +512,51 @@ class ThinkingCache:
         if real is None:
             real = torch.ones_like(tokens, dtype=torch.bool)
         states = []
-        for number in range(tokens.shape[1]):
-            hidden = self._read(tokens[:, number : number + 1])
-            states.append(hidden.last)
-            self._tap(hidden, real[:, number])
+        for column in range(tokens.shape[1]):
+            hidden = self._read(tokens[:, column : column + 1])
+            states.append(hidden.last)  # (B, 1, D)
+            self._tap(hidden, real[:, column])
         return torch.cat(states, dim=1)
 
     def _read(self, tokens: Tensor) -> HiddenStates:
-        place = self.place[:, None] + torch.arange(tokens.shape[1], device=tokens.device)  # (B, t)
-        inside, h = place < self.state.shape[1], self.network.backbone.embed(tokens)
-        index = place.clamp(max=self.state.shape[1] - 1)[..., None].expand_as(h)
-        state = self.state.gather(1, index)  # (B, t, D), of no meaning from place c on
-        self.place = self.place + tokens.shape[1]
-        state = state * inside[..., None]  # (B, t, D)
+        c, h = self.state.shape[1], self.network.backbone.embed(tokens)
+        offset = self.offset[:, None] + torch.arange(tokens.shape[1], device=h.device)  # (B, t)
+        index = offset.clamp(max=c - 1)[..., None].expand_as(h)
+        state = self.state.gather(1, index) * (offset < c)[..., None]  # (B, t, D), 0 from c on
+        self.offset = self.offset + tokens.shape[1]
         network = self.network
         return read(network.backbone, self.past, h, state=state, **network.taps)
 
     def _tap(self, hidden: HiddenStates, real: Tensor) -> None:
-        """Keeps T's inputs for one token (B, 1), and thinks where it completes a chunk."""
+        """Keeps T's inputs for one token (B, 1, D), and thinks in rows whose chunk it completes."""
         assert hidden.tapped is not None
         c = self.state.shape[1]
-        index = (self.place - 1).clamp(max=c - 1)[:, None, None].expand_as(hidden.tapped)
+        # rows beyond their last chunk overwrite slot c - 1, which is not read any more
+        index = (self.offset - 1).clamp(max=c - 1)[:, None, None].expand_as(hidden.tapped)
         self.tapped = self.tapped.scatter(1, index, hidden.tapped)
-        rows = (self.thinks & real & (self.place == c)).nonzero()[:, 0]
+        rows = (self.thinks & real & (self.offset == c)).nonzero()[:, 0]
         if len(rows):
             self._think(rows)
             self._may_think = bool(self.thinks.any())
 
     def _think(self, rows: Tensor) -> None:
-        """Thinks after the last tokens of chunks, whose next ones begin."""
-        h = self.tapped[rows]
+        """Thinks in rows (K,) that have completed a chunk, and begins their next chunk."""
+        h = self.tapped[rows]  # (K, c, D)
         opened = open_thoughts(self.network, h, torch.ones_like(h[..., 0], dtype=torch.bool))
         nontrivial = (opened.first != self.layout.end).nonzero()[:, 0]
-        state, own = torch.zeros_like(self.state[rows]), {}
+        state, tokens = torch.zeros_like(self.state[rows]), {}  # a trivial thought's state is 0
         if len(nontrivial):
-            thoughts, found = finish_states(self.network, opened, nontrivial)
+            thoughts, latents = finish_states(self.network, opened, nontrivial)
             which = rows[nontrivial]
-            found = self.network.feed_back(found, self.spoken[which], self.rows[which])
-            self.spoken[which] += 1
-            state[nontrivial] = found.to(state.dtype)
+            latents = self.network.feed_back(latents, self.num_thoughts[which], self.rows[which])
+            self.num_thoughts[which] += 1
+            state[nontrivial] = latents.to(state.dtype)
             if self._thoughts is not None:
-                own = dict(zip(which.tolist(), thoughts.listed(), strict=True))
+                tokens = dict(zip(which.tolist(), thoughts.to_lists(), strict=True))
         self.state = self.state.index_copy(0, rows, state)
-        self.place = self.place.index_fill(0, rows, 0)
+        self.offset = self.offset.index_fill(0, rows, 0)
         self.thinks = self.thinks.index_fill(0, rows, self.layout.grid.in_answers)
         if self._thoughts is not None:
             ends = (self.past.lengths - 1).tolist()
             for row in rows.tolist():
-                self._thoughts[row].append(ChunkThought(own.get(row, []), ends[row]))
+                self._thoughts[row].append(ChunkThought(tokens.get(row, []), ends[row]))

@@ -41,7 +41,7 @@ def test_every_token_has_its_chunk_and_place(kind, c):
     for q in range(1, 14):
         length = torch.tensor(q)
         expected = [place_of(t, q, grid) for t in range(30)]
-        chunk, place = grid.chunk(tokens, length), grid.place(tokens, length)
+        chunk, place = grid.chunk(tokens, length), grid.offset(tokens, length)
         assert list(zip(chunk.tolist(), place.tolist(), strict=True)) == expected
         assert torch.equal(grid.token(chunk, place, length), tokens)
         assert place.min() >= 0
@@ -122,14 +122,14 @@ def test_blocks_hold_a_chunk_each_with_its_end_last(kind, c):
         chunks = {}
         for t in range(q):
             chunks.setdefault(place_of(t, q, Grid(c, kind))[0], []).append(t)
-        own = [[]] * (blocks.number - len(chunks)) + [chunks[k] for k in sorted(chunks)]
+        own = [[]] * (blocks.num_blocks - len(chunks)) + [chunks[k] for k in sorted(chunks)]
         assert int(blocks.chunks[row]) == len(chunks)
         for number, tokens in enumerate(own):
             real = blocks.real[row, number]
             assert real.tolist() == [False] * (c - len(tokens)) + [True] * len(tokens)
             assert blocks.tokens[row, number][real].tolist() == query[row, tokens].tolist()
             places = [place_of(t, q, Grid(c, kind))[1] for t in tokens]
-            assert blocks.place[row, number][real].tolist() == places
+            assert blocks.offset[row, number][real].tolist() == places
             if tokens:
                 assert int(blocks.last[row, number]) == tokens[-1]
         assert int(blocks.thinks[row].sum()) == len(chunks_of(q, q, Grid(c, kind)))

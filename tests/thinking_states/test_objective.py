@@ -144,14 +144,14 @@ def test_dropout_of_attention_reaches_T_and_C():
     with torch.no_grad():
         for once, again in (
             (
-                model.network._think(h, rows.speech),
-                model.network._think(h, rows.speech),
+                model.network._think(h, rows.thinking),
+                model.network._think(h, rows.thinking),
             ),
             (model.network._injected(rows.states, h), model.network._injected(rows.states, h)),
         ):
             assert not torch.equal(once, again)
         model.eval()
-        assert torch.equal(*(model.network._think(h, rows.speech) for _ in range(2)))
+        assert torch.equal(*(model.network._think(h, rows.thinking) for _ in range(2)))
 
 
 def test_a_model_learns_to_think_and_to_answer_by_itself():

@@ -252,7 +252,7 @@ def test_thoughts_are_greedy_and_cut_at_their_most_tokens(most, family):
     with torch.no_grad():
         opened = open_thoughts(network, tapped, real)
         own = (opened.first != V).nonzero()[:, 0]
-        thoughts = finish_thoughts(network, opened, own).listed()
+        thoughts = finish_thoughts(network, opened, own).to_lists()
     assert own.tolist() == [row for row, tokens in enumerate(expected) if tokens]
     assert thoughts == [tokens for tokens in expected if tokens]
     assert max(map(len, thoughts)) == most or most == 30

@@ -24,7 +24,7 @@ def test_the_work_of_T_and_C_is_what_is_executed(family):
     h = torch.randn(1, rows.tokens.shape[1], 64)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         network._injected(rows.states, h)
-        spoken = network._think(h, rows.speech)
+        spoken = network._think(h, rows.thinking)
         spoken[0, rows.thoughts.where[0, rows.thoughts.valid[0]]] @ network.thinking_matrix.t()
     counted = 64 * chunk_flops(network) + thought_flops(network, 64)
     assert counter.get_total_flops() == pytest.approx(counted, rel=0.1)

@@ -10,14 +10,13 @@ CODI: z = f(h), L = alpha L_student +      ``codi.CodiLM``, ``codi.CodiNetwork``
 beta L_KD + gamma L_teacher
 PCCoT, Jacobi passes                       ``codi.CodiNetwork.think``
 SIM-CoT, the decoder of steps              ``latents.LatentTextLM.losses``, ``latents.step_texts``
-latents that are fed back, with gradient   ``latents.LatentNetwork``
+latents fed back, with gradient            ``latents.LatentNetwork``
 text of a row, and its targets             ``text.TextLayout``, ``latents.LatentLayout``
-the answer's prefix in a text written      ``text.TextCache``
+answer prefix in generated text            ``text.TextCache``
 curricula (n and r by epoch), draws        ``curricula.StepStages``, ``curricula.TokenStages``,
                                            ``coconut.num_latents`` (m)
-resets of the optimiser, stage of a        ``curricula.StagedLM``
-checkpoint
-a backbone from another checkpoint         ``curricula.load_backbone``
-base of all, and of those with latents     ``text.TextLM``, ``latents.LatentTextLM``
+optimiser resets, stage of a checkpoint    ``curricula.StagedLM``
+backbone from another checkpoint           ``curricula.load_backbone``
+base of all, base of methods with latents  ``text.TextLM``, ``latents.LatentTextLM``
 =========================================  =====================================================
 """

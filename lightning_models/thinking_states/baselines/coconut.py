@@ -1,6 +1,6 @@
 """Coconut: a chain of continuous thought, hidden states that are fed back as inputs.
 
-Latents stand between question and answer, where the first steps stood.
+Latents replace the first steps of the chain.
 """
 
 from dataclasses import dataclass
@@ -28,17 +28,17 @@ from lightning_models.thinking_states.rows import constant
 
 @dataclass(frozen=True, kw_only=True)
 class CoconutConfig(LatentConfig, StagedConfig):
-    """Coconut (Hao et al., 2024); values are those of its GSM8K run.
+    """Coconut (Hao et al., 2024), with the values of its GSM8K run as defaults.
 
     Raises:
-        ValueError: if a value is out of its range, or gradient checkpointing is set.
+        ValueError: A value is out of its range, or gradient checkpointing is set.
     """
 
     c_thought: int = 2
-    """c, latents for a step (2 on GSM8K, 1 on ProntoQA and ProsQA; 2, 3, 4, 5 and 7 in Table 3 of
-    the Thinking States paper)."""
+    """c, the number of latents per step (2 on GSM8K, 1 on ProntoQA and ProsQA; 2, 3, 4, 5 and 7 in
+    Table 3 of the Thinking States paper)."""
     pad_latent_to_max: bool = True
-    """Whether questions with few steps also take the most latents at the last stage."""
+    """Whether questions with few steps have the maximum number of latents at the last stage."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -57,15 +57,15 @@ class CoconutConfig(LatentConfig, StagedConfig):
 def num_latents(stages: Tensor, steps: Tensor, *, each: int, last: int, pad: bool) -> Tensor:
     """Returns m, the number of latents of each row (B,) int64.
 
-    At stage s there are s times ``each`` of them, whatever the row's number of steps; after the
-    last stage the same number, or, without padding, those of the steps that the row has.
+    m = c s at stage s, whatever the row's number of steps n. After the last stage S it is c S or,
+    without padding, c min(n, S).
 
     Args:
-        stages: s of each row (B,) int64.
-        steps: reasoning steps of each row (B,) int64.
-        each: c, latents for a step.
-        last: the last stage that removes steps.
-        pad: whether rows with few steps take the most latents, too.
+        stages: Stage s of each row (B,) int64.
+        steps: Number of reasoning steps of each row, n (B,) int64.
+        each: Number of latents per step, c.
+        last: The last stage with a chain, S.
+        pad: Whether rows with few steps have c S latents after stage S.
     """
     most = torch.full_like(steps, last)
     at_end = most if pad else torch.minimum(steps, most)
@@ -79,17 +79,16 @@ class CoconutLayout(LatentLayout, ShortenedChain):
     stages: StepStages
     """The curriculum."""
     c_thought: int
-    """c, latents for a step."""
+    """c, the number of latents per step."""
     pad_latent_to_max: bool
     """See ``num_latents``."""
 
     def training(self, batch: Batch, stage: int = 0) -> TextRows:
-        """Returns the text of training; see the base."""
         stages = self.stages.of_rows(batch, stage)
         latents = self._latents(batch, stages)
         chain, learned = self.chain(batch, stage)
         prefix = constant(self.answer_prefix, batch["query"])
-        return self.thoughtful(batch, latents, (CHAIN, chain), (PREFIX, prefix), learned=learned)
+        return self.with_latents(batch, latents, (CHAIN, chain), (PREFIX, prefix), learned=learned)
 
     @property
     def latents_per_step(self) -> int:
@@ -97,7 +96,7 @@ class CoconutLayout(LatentLayout, ShortenedChain):
 
     def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
         # NOTE(paper): from the last stage with a chain on, the last group says all further steps,
-        # as in SIM-CoT's code; where a step is missing, that code says the answer, and this nothing
+        # as in SIM-CoT's code. For a missing step that code says the answer, this one nothing.
         stages = self.stages.of_rows(batch, stage)
         steps = torch.where(
             stages < self.stages.last, self.stages.removed(batch, stages), num_steps(batch)
@@ -105,7 +104,7 @@ class CoconutLayout(LatentLayout, ShortenedChain):
         return steps, self._latents(batch, stages) // self.c_thought
 
     def _latents(self, batch: Batch, stages: Tensor) -> Tensor:
-        """Returns m of rows at ``stages`` (B,)."""
+        """Returns m (B,) int64 of rows at ``stages`` (B,)."""
         return num_latents(
             stages,
             num_steps(batch),
@@ -119,20 +118,20 @@ class CoconutLayout(LatentLayout, ShortenedChain):
 
 
 class CoconutLM(LatentTextLM, StagedLM):
-    """Thinks in hidden states that take the place of the first steps of a chain (arXiv 2412.06769).
+    """Thinks in hidden states that replace the first steps of a chain (arXiv 2412.06769).
 
     Text: query, start marker, latents, end marker, the remaining steps, answer prefix, answer.
-    The input of a latent is the state after the final norm of the position before it; gradients
-    flow back through all of them.
+    The input of a latent is the state of the position before it, after the final norm; gradients
+    flow back through all latents.
 
     Args:
-        config: the backbone, its latents and the curriculum.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Configuration of the backbone, its latents and the curriculum.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
-    # NOTE(paper): without pad_latent_to_max the public code evaluates a question with the latents
-    # of its own number of steps, which only the solution shows; here with those of the stage.
+    # NOTE(paper): without pad_latent_to_max the public code evaluates a question with as many
+    # latents as its steps need, which only the solution shows; here the stage sets their number.
     config: CoconutConfig
 
     def __init__(

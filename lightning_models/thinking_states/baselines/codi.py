@@ -45,20 +45,21 @@ class CodiConfig(LatentConfig):
     """
 
     num_latents: int = 6
-    """K, latents of a question in training (6 in CODI, 24 in PCCoT). With 0 the markers stand
-    alone."""
+    """K, the number of latents of a question in training (6 in CODI, 24 in PCCoT). With 0 there are
+    only the markers."""
     passes: int | None = None
-    """T, Jacobi passes over all latents at once (3 in PCCoT). With 0 latents are pause tokens. By
-    default, null, they are computed one after the other, as in CODI, which T = K equals."""
+    """T, the number of Jacobi passes over all latents at once (3 in PCCoT). With 0, latents are
+    pause tokens. By default, null, latents are computed one by one, as in CODI; T = K gives the
+    same."""
     projection: bool = True
-    """Whether a state becomes a latent by dropout, linear, GELU, linear, LayerNorm. Without, it is
-    fed back unchanged."""
+    """Whether dropout, linear, GELU, linear and LayerNorm turn a state into a latent. Otherwise it
+    is fed back unchanged."""
     projection_dim: int | None = None
     """Width between the two linear layers. The default, null, is D, as in CODI's runs."""
     projection_dropout: float = 0.0
     """Dropout probability before the projection."""
     student_weight: float = 1.0
-    """alpha, weight of the answers' cross-entropy after the latents."""
+    """alpha, weight of the student's cross-entropy on the answers."""
     distillation_weight: float = 1.0
     """beta, weight of the distillation (1 on GPT-2, 20 on Llama)."""
     teacher_weight: float = 1.0
@@ -67,19 +68,19 @@ class CodiConfig(LatentConfig):
     """Distance of the student's states from the teacher's: L1, as in CODI's paper, or smooth L1, as
     in its code and PCCoT's."""
     distillation_std: Literal["row", "batch"] = "row"
-    """States over which the teacher's standard deviation is taken, the divisor of each distance:
-    the question's alone, or the whole micro-batch's, as in the public codes."""
+    """States over which the teacher's standard deviation, the divisor of each distance, is taken:
+    one question's (row), or the whole micro-batch's (batch, as in the public codes)."""
     drop_last_step: bool = True
     """Whether the teacher's chains end before their last step, which often is the answer."""
     predict_prefix: bool = False
-    """Whether the student learns to write the answer prefix, as in the public codes; at inference
+    """Whether the student learns to write the answer prefix, as in the public codes. At inference
     it is given in any case."""
     lora_rank: int | None = None
-    """Rank of LoRA's matrices beside every matrix of the layers (128 in CODI). The rest of the
-    backbone is frozen, but the added tokens' embeddings are learned. By default, null, there is no
-    LoRA, and everything is learned."""
+    """Rank of the LoRA matrices added to every matrix of the layers (128 in CODI). The rest of the
+    backbone is frozen, except for the embeddings of added tokens. By default, null, there is no
+    LoRA, and all weights are learned."""
     lora_alpha: float = 32.0
-    """LoRA's products are scaled with lora_alpha / lora_rank."""
+    """LoRA's alpha; the products of its matrices are scaled by lora_alpha / lora_rank."""
     lora_dropout: float = 0.1
     """Dropout probability before LoRA's matrices."""
 
@@ -116,24 +117,24 @@ class CodiLayout(LatentLayout):
     """The student's text: query, start, K latents, end, answer prefix, answer."""
 
     num_latents: int
-    """K."""
+    """K, the number of latents."""
     drop_last_step: bool
     """See the configuration."""
     predict_prefix: bool
     """See the configuration."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
-        """Returns the base's normalisers, ``rows``, and ``teacher_targets``, its predictions."""
+        """Returns the base's normalisers, ``teacher_targets``, and ``rows``, its questions."""
         taught, asked = self.teacher(batch).targets >= 0, questions(batch)
-        own = {"teacher_targets": float(taught.sum()), "rows": float(asked.sum())}
-        return {**super().__call__(batch), **own}
+        counts = {"teacher_targets": float(taught.sum()), "rows": float(asked.sum())}
+        return {**super().__call__(batch), **counts}
 
     def training(self, batch: Batch, stage: int = 0) -> TextRows:
-        """Returns the student's text; see the base."""
+        # the student's text
         prefix = constant(self.answer_prefix, batch["query"])
         latents = torch.full_like(batch["query_lengths"], self.num_latents)
         learned = torch.full_like(latents, self.predict_prefix, dtype=torch.bool)
-        return self.thoughtful(batch, latents, (PREFIX, prefix), learned=learned)
+        return self.with_latents(batch, latents, (PREFIX, prefix), learned=learned)
 
     def teacher(self, batch: Batch) -> TextRows:
         """Returns the teacher's text: query, chain, answer prefix, answer."""
@@ -150,34 +151,34 @@ class CodiLayout(LatentLayout):
 
 
 def questions(batch: Batch) -> Tensor:
-    """Returns which rows are questions, and not there to fill up a batch (B,) bool."""
+    """Returns the mask of rows that are questions, not padding of the batch (B,) bool."""
     asked: Tensor = (batch["targets"] >= 0).any(dim=1)
     return asked
 
 
 def answer_starts(rows: TextRows) -> Tensor:
     """Returns the index of the token before each row's answer (B,) int64, 0 without an answer."""
-    return rows.answers.to(torch.uint8).argmax(dim=1)
+    return rows.answers.to(torch.uint8).argmax(dim=1)  # the first maximum
 
 
 def distil(student: Tensor, teacher: Tensor, asked: Tensor, config: CodiConfig) -> Tensor:
-    """Returns the sum over questions of the distance of states from the teacher's.
+    """Returns the distance between the student's and the teacher's states, summed over questions.
 
     The distance is the mean over layers and channels of d(teacher, student) / std(teacher), where
     std is unbiased. No gradient flows to the teacher.
 
     Args:
         student: States of one token of each row in all layers (L + 1, B, D).
-        teacher: The teacher's (L + 1, B, D).
-        asked: Which rows are questions (B,) bool.
-        config: Chooses distance and standard deviation.
+        teacher: States of the teacher (L + 1, B, D).
+        asked: Mask of the rows that are questions (B,) bool.
+        config: Configuration with the distance and the standard deviation to use.
     """
     wide = torch.promote_types(student.dtype, torch.float32)
     student, teacher = student.to(wide), teacher.detach().to(wide)
     if config.distillation_std == "row":
         scale = teacher.std(dim=2, keepdim=True)  # (L + 1, B, 1)
     else:
-        measured = teacher[:, asked] if asked.any() else teacher  # no questions: any finite scale
+        measured = teacher[:, asked] if asked.any() else teacher  # any finite scale if none is
         scale = measured.flatten(1).std(dim=1)[:, None, None]  # (L + 1, 1, 1)
     distance = F.l1_loss if config.distance == "l1" else F.smooth_l1_loss
     each = (distance(student, teacher, reduction="none") / scale).mean(dim=(0, 2))  # (B,)
@@ -188,21 +189,21 @@ def distil(student: Tensor, teacher: Tensor, asked: Tensor, config: CodiConfig) 
 
 
 class CodiNetwork(LatentNetwork):
-    """The backbone whose states become latents by a projection, one by one or in Jacobi passes.
+    """The backbone with a projection of states to latents, one by one or in Jacobi passes.
 
     Args:
-        config: The configuration of backbone and latents.
+        config: Configuration of the backbone and its latents.
 
     Raises:
-        ValueError: LoRA is asked for, and ``peft`` is not installed.
+        ValueError: ``lora_rank`` is set, and ``peft`` is not installed.
     """
 
     def __init__(self, config: CodiConfig) -> None:
         super().__init__(config)
         self.passes, self.first_added = config.passes, config.vocab_size
         dim, width = self.backbone.dim, config.projection_dim or self.backbone.dim
-        # NOTE(paper): the public code projects one state more than there are latents, and does not
-        # use the last one.
+        # NOTE(paper): the public code projects one state more than there are latents, and discards
+        # the last one.
         self.projection: nn.Module | None = None
         if config.projection and config.most_latents and config.passes != 0:
             self.projection = nn.Sequential(
@@ -230,6 +231,7 @@ class CodiNetwork(LatentNetwork):
         h = super().embed(tokens)
         if self.added is None:
             return h
+        # rows of added tokens are learned, the frozen embedding has all others
         index = (tokens - self.first_added).clamp(0, len(self.added) - 1)
         return torch.where((tokens >= self.first_added)[..., None], self.added[index], h)
 
@@ -245,23 +247,20 @@ class CodiNetwork(LatentNetwork):
     def think(
         self, cache: AnswerCache, state: Tensor, h: Tensor, real: Tensor, latent: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns inputs and states of latents, see the base; with ``passes`` all at once.
-
-        Inputs begin as the embedding of the latent token. In each pass the input of latent j
-        becomes the projected state of latent j - 1, so that after j passes it is the sequential
-        one.
-        """
+        # Jacobi passes: inputs begin as the embedding of the latent token, and in each pass the
+        # input of latent j becomes the projected state of latent j - 1. After j passes it equals
+        # the sequential one.
         if self.passes is None:
             return super().think(cache, state, h, real, latent)
         rows, count, dim = h.shape
         each = torch.arange(rows * count, device=h.device)  # (B K,)
         for _ in range(min(self.passes, count)):  # after K passes each latent is final
             states = read(self.backbone, cache, h, real).last  # (B, K, D)
-            cache.drop(count)
-            before = torch.cat((state[:, None], states[:, :-1]), dim=1)  # (B, K, D)
+            cache.drop(count)  # the next pass reads the same columns again
+            before = torch.cat((state[:, None], states[:, :-1]), dim=1)  # (B, K, D), shifted by one
             flat = self.project(before).flatten(0, 1)  # (B K, D)
             h = self.feed_back(flat, each % count, each // count).view(rows, count, dim)
-        fed = list(h.unbind(dim=1))  # as they are recorded, part of the graph
+        fed = list(h.unbind(dim=1))  # recorded one by one, in the graph
         return fed, [read(self.backbone, cache, torch.stack(fed, dim=1), real).last]
 
 
@@ -271,12 +270,12 @@ class CodiNetwork(LatentNetwork):
 class CodiLM(LatentTextLM):
     """Distils its own chain of thought into latents (arXiv 2502.21074, 2506.18582).
 
-    Text of the student: query, start marker, K latents, end marker, answer prefix, answer. The
-    teacher, the same weights, reads query, chain, answer prefix, answer. The states of the token
-    before the answer, in all layers, are drawn to the teacher's.
+    The student's text: query, start marker, K latents, end marker, answer prefix, answer. The
+    teacher, with the same weights, reads query, chain, answer prefix, answer. The student's states
+    of the token before the answer are drawn to the teacher's in all layers.
 
     Args:
-        config: The backbone, its latents, and the weights of the objective.
+        config: Configuration of the backbone, its latents, and the weights of the objective.
         optimizer: Optimiser and schedule.
         compile: Whether to compile the network with torch.compile (in place).
     """
@@ -296,7 +295,7 @@ class CodiLM(LatentTextLM):
         return CodiNetwork(self.config)
 
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
-        # without passes no input is the latent token's row, and decay alone would shrink it
+        # without passes the latent token's row is never read, and decay alone would shrink it
         return () if self.network.added is None else (self.network.added,)
 
     @property
@@ -321,11 +320,11 @@ class CodiLM(LatentTextLM):
         return 1.0 + min(self.config.passes or 0, latents)
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Returns the student's cross-entropy, the teacher's, and the distillation.
+        """Returns the cross-entropies of student and teacher, and the distillation.
 
-        Terms, with their weights: ``nll``, ``teacher``, ``distillation``, and ``steps`` with a
-        step decoder. Terms of weight 0 are not computed, nor is a teacher without any. Statistics:
-        ``answer_nll``, and ``teacher_answer_nll``, nats per token of the answer.
+        The weighted terms are ``nll``, ``teacher``, ``distillation`` and, with a step decoder,
+        ``steps``. Terms of weight 0 are skipped, and with them the teacher if it has no term.
+        Statistics: ``answer_nll`` and ``teacher_answer_nll``, nats per token of the answer.
         """
         config, layout = self.config, self.layout
         rows, distils = layout.training(batch), bool(config.distillation_weight)
@@ -337,8 +336,8 @@ class CodiLM(LatentTextLM):
         if not (config.teacher_weight or distils):
             return output
         taught = layout.teacher(batch)
-        # NOTE(paper): the public code computes the teacher twice, with gradient for its own loss
-        # and without for the distillation, each with other dropout; here one pass is both.
+        # NOTE(paper): the public code computes the teacher twice, with gradient for its loss and
+        # without for the distillation, each with different dropout; here one pass serves both.
         with torch.set_grad_enabled(torch.is_grad_enabled() and config.teacher_weight > 0):
             teacher: HiddenStates = self.network(
                 taught.tokens, at=answer_starts(taught) if distils else None
@@ -361,8 +360,8 @@ class CodiLM(LatentTextLM):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token of a row of ``context`` tokens; see the base.
 
-        A training step has the teacher's row, too, with logits if it learns. The student's is
-        counted as if it were as long, though it has no chain.
+        A training step also has the teacher's row, with logits if the teacher learns. The student's
+        row is counted as if it were as long, though it has no chain.
         """
         flops, backbone = super().flops_per_token(context, training), self.network.backbone
         if training and self.config.teacher_weight:

@@ -1,8 +1,8 @@
-"""Curricula that remove a chain of thought in stages, models trained by them, and iCoT.
+"""Curricula that remove a chain of thought in stages, the models trained by them, and iCoT.
 
-A stage is a whole number that grows with the epochs before a batch. Draws are a function of the
-seed and the row's number, which never comes twice in a run: the loss and the data's counter agree,
-and so do a resumed run and one that was never stopped.
+A stage is an integer that grows with the epochs before a batch. Draws are a function of the seed
+and the row's id, which is unique within a run, so that the loss agrees with the data's counter, and
+a resumed run with an uninterrupted one.
 """
 
 import math
@@ -31,11 +31,11 @@ from lightning_models.thinking_states.baselines.text import (
 from lightning_models.thinking_states.config import ReasoningConfig
 from lightning_models.thinking_states.rows import chain_of
 
-_UNIFORM, _OFFSET = range(2)  # purpose of a row's draws: second number of their key
+_UNIFORM, _OFFSET = range(2)  # purpose of a row's draws, the second entry of their key
 
 
 MOST_EXTRA = 100
-"""Most tokens that removal smoothing removes in advance."""
+"""Maximum number of tokens that removal smoothing removes in advance."""
 
 
 class Stages(Protocol):
@@ -43,7 +43,7 @@ class Stages(Protocol):
 
     @property
     def final(self) -> int:
-        """The last stage, from which on there is no chain."""
+        """The first stage without a chain, which is the last one."""
         ...
 
     def at(self, epochs: float) -> int:
@@ -51,34 +51,34 @@ class Stages(Protocol):
         ...
 
     def kept(self, batch: Batch, stage: int, separator: tuple[int, ...]) -> tuple[Segment, Tensor]:
-        """Returns the rest of the chains, and which rows learn where theirs ends (B,) bool.
+        """Returns the rest of the chains, and the mask of rows that learn its end (B,) bool.
 
         Args:
-            batch: of questions; its ``epochs``, the number of epochs before it, set the stage.
-            stage: for batches without ``epochs``.
-            separator: tokens before each step.
+            batch: Batch of questions. Its ``epochs``, the epochs before it, determine the stage.
+            stage: Stage of batches without ``epochs``.
+            separator: Tokens before each step.
         """
         ...
 
 
 @dataclass(frozen=True)
 class StepStages:
-    """Stage s without the first s steps of a chain; after ``last`` without all steps (Coconut)."""
+    """Removes the first s steps of a chain at stage s, and all steps after ``last`` (Coconut)."""
 
     epochs_per_stage: float
-    """Epochs of a stage."""
+    """Epochs per stage."""
     last: int
-    """Stage after which all steps are gone."""
+    """The last stage with a chain."""
     first: int = 0
     """Stage of the first epoch."""
     uniform_prob: float = 0.0
-    """Probability that a row is shown at a stage drawn from 0 to its number of steps."""
+    """Probability that a row's stage is drawn uniformly from 0 to its number of steps."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     @property
     def final(self) -> int:
-        """The stage at which all steps are gone."""
+        """The stage at which all steps are removed."""
         return self.last + 1
 
     def at(self, epochs: float) -> int:
@@ -86,19 +86,19 @@ class StepStages:
         return min(self.first + math.floor(epochs / self.epochs_per_stage + 1e-9), self.final)
 
     def of_rows(self, batch: Batch, stage: int) -> Tensor:
-        """Returns the stage at which each row is shown (B,) int64; see ``Stages.kept``."""
-        numbers = batch["sequence_id"]
+        """Returns the stage of each row (B,) int64; see ``Stages.kept``."""
+        ids = batch["sequence_id"]
         if "epochs" not in batch:
-            return torch.full_like(numbers, stage)
-        stages = torch.full_like(numbers, self.at(batch["epochs"]))
+            return torch.full_like(ids, stage)
+        stages = torch.full_like(ids, self.at(batch["epochs"]))
         if not self.uniform_prob:
             return stages
-        draws = row_draws(numbers, 2, self.seed, _UNIFORM)
+        draws = row_draws(ids, 2, self.seed, _UNIFORM)  # (B, 2): whether to draw, and the stage
         drawn = (draws[:, 1] * (num_steps(batch) + 1)).long()
         return torch.where(draws[:, 0] < self.uniform_prob, drawn, stages)
 
     def removed(self, batch: Batch, stages: Tensor) -> Tensor:
-        """Returns n, the number of steps that are gone (B,), of rows at ``stages`` (B,)."""
+        """Returns n, the number of steps removed from rows at ``stages`` (B,), int64 (B,)."""
         steps = num_steps(batch)
         return torch.where(stages > self.last, steps, torch.minimum(stages, steps))
 
@@ -106,32 +106,33 @@ class StepStages:
         """Returns the chains of the remaining steps; see ``Stages.kept``."""
         stages = self.of_rows(batch, stage)
         lengths = batch["step_lengths"]
-        order = torch.arange(lengths.shape[1], device=lengths.device)
-        gone = order < self.removed(batch, stages)[:, None]
-        left = {**batch, "step_lengths": lengths.masked_fill(gone, 0)}
+        order = torch.arange(lengths.shape[1], device=lengths.device)  # (R,)
+        removed = order < self.removed(batch, stages)[:, None]  # (B, R)
+        left = {**batch, "step_lengths": lengths.masked_fill(removed, 0)}
         return chain_of(left, separator), stages <= self.last
 
 
 @dataclass(frozen=True)
 class TokenStages:
-    """Stage r without the first r tokens of a chain (iCoT)."""
+    """Removes the first r tokens of a chain at stage r (iCoT)."""
 
     per_epoch: int
-    """Delta, tokens removed in an epoch."""
+    """Delta, tokens removed per epoch."""
     beyond: int
-    """From here on all tokens are gone."""
+    """Stage from which on all tokens are removed."""
     smoothing: float | None
-    """lambda of the extra tokens removed in advance, P(o) ~ exp(-lambda o); None: none."""
+    """lambda of the extra tokens o removed in advance, P(o) ~ exp(-lambda o). With None, no extra
+    tokens are removed."""
     side: str = "left"
-    """The end that is removed first."""
+    """The end that is removed first, 'left' or 'right'."""
     pretrain_epochs: int = 0
-    """Epochs with whole chains."""
+    """Epochs with whole chains before the first removal."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
     @property
     def final(self) -> int:
-        """The stage at which all tokens are gone."""
+        """The stage at which all tokens are removed."""
         return self.beyond
 
     def at(self, epochs: float) -> int:
@@ -142,7 +143,7 @@ class TokenStages:
         return min(math.floor(self.per_epoch * since + 1e-9), self.beyond)
 
     def removed(self, batch: Batch, stage: int, lengths: Tensor) -> Tensor:
-        """Returns how many tokens of chains of ``lengths`` (B,) are gone (B,) int64."""
+        """Returns the number of tokens removed from chains of ``lengths`` (B,), int64 (B,)."""
         epochs = batch.get("epochs")
         if epochs is not None:
             stage = self.at(epochs)
@@ -168,25 +169,25 @@ def num_steps(batch: Batch) -> Tensor:
     return count
 
 
-def offsets(numbers: Tensor, smoothing: float, seed: int) -> Tensor:
-    """Returns o of rows by their number (B,): P(o >= k) = exp(-lambda k), at most MOST_EXTRA.
+def offsets(ids: Tensor, smoothing: float, seed: int) -> Tensor:
+    """Draws o for each row (B,) int64, with P(o >= k) = exp(-lambda k), at most MOST_EXTRA.
 
     Args:
-        numbers: of rows (B,) int64.
+        ids: Ids of the rows (B,) int64.
         smoothing: lambda.
-        seed: of the draws.
+        seed: Seed of the draws.
     """
-    level = row_draws(numbers, 1, seed, _OFFSET)[:, 0]
-    return (-torch.log1p(-level) / smoothing).long().clamp(max=MOST_EXTRA)
+    level = row_draws(ids, 1, seed, _OFFSET)[:, 0]
+    return (-torch.log1p(-level) / smoothing).long().clamp(max=MOST_EXTRA)  # inverse CDF
 
 
-def row_draws(numbers: Tensor, count: int, *key: int) -> Tensor:
-    """Returns uniform draws in [0, 1) of rows by their number (B, count) float64."""
+def row_draws(ids: Tensor, count: int, *key: int) -> Tensor:
+    """Draws uniformly from [0, 1) for each row id (B, count) float64, one generator per row."""
     rows = [
-        torch.rand(count, generator=seeded_generator(*key, number), dtype=torch.float64)
-        for number in numbers.tolist()
+        torch.rand(count, generator=seeded_generator(*key, row_id), dtype=torch.float64)
+        for row_id in ids.tolist()
     ]
-    return torch.stack(rows).to(numbers.device)
+    return torch.stack(rows).to(ids.device)
 
 
 # ---- models trained in stages
@@ -197,30 +198,32 @@ class StagedConfig(ChainConfig):
     """A model whose chain of thought is removed step by step.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: A value is out of its range.
     """
 
     epochs_per_stage: float = 3
-    """Epochs of a stage (3 on GSM8K, 5 on ProntoQA and ProsQA); of large data also a fraction."""
+    """Epochs per stage (3 on GSM8K, 5 on ProntoQA and ProsQA); a fraction is allowed, for large
+    data."""
     max_latent_stage: int = 3
-    """Stages that remove one more step each; after them all steps are gone (3 on GSM8K)."""
+    """Number of stages that remove one more step each (3 on GSM8K). After them all steps are
+    removed."""
     first_stage: int = 0
-    """Stage of the first epoch: 1 where stage 0, the whole chain, was learned elsewhere (``resume``
-    3 in the public code: three epochs of stage 0 are taken from a CoT model)."""
+    """Stage of the first epoch. Set 1 to start from a model that has learned stage 0, the whole
+    chain (``resume`` 3 in the public code takes three epochs of stage 0 from a CoT model)."""
     start_from: str | None = None
-    """Checkpoint, or folder of a run, of a model on the same data whose backbone training starts
-    with, e.g. of a CoTLM; not read where a run is resumed."""
+    """Checkpoint or run folder of a model on the same data, e.g. a CoTLM, whose backbone training
+    starts from. It is not read when a run is resumed."""
     start_which: Literal["last", "best"] = "last"
-    """Checkpoint of a run in ``start_from``: its furthest, or its best by ``checkpoint.monitor``
-    (as Coconut's public code starts from the CoT model of best validation accuracy)."""
+    """Checkpoint of a run in ``start_from``: its last, or its best by ``checkpoint.monitor`` (the
+    choice of Coconut's public code, the CoT model of best validation accuracy)."""
     uniform_prob: float = 0.0
-    """Probability that a row is shown at a stage drawn from 0 to its number of steps (0.3 in the
+    """Probability that a row's stage is drawn uniformly from 0 to its number of steps (0.3 in the
     authors' analysis)."""
     reset: Literal["epoch", "stage", "never"] = "epoch"
-    """When AdamW forgets its moments: in every epoch (Coconut's public code), when the stage
-    changes (as in its paper), or never."""
+    """When AdamW resets its moments: in every epoch (Coconut's public code), when the stage changes
+    (as in its paper), or never."""
     curriculum_seed: int = 0
-    """Of what is drawn for each row."""
+    """Seed of the draws for each row."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -249,16 +252,16 @@ class StagedConfig(ChainConfig):
         )
 
     def curriculum(self) -> Stages:
-        """Returns how the chain is removed."""
+        """Returns the curriculum of the model."""
         return self.step_stages()
 
 
 class StagedLM(TextLM):
-    """A model that learns in stages, set by the number of epochs before a batch.
+    """A model trained in stages, which the number of epochs before a batch determines.
 
-    The stage that training has reached is a buffer, so that a checkpoint is scored at its own one:
+    The current stage is a buffer, so that a checkpoint is scored at the stage it was saved at:
     batches of an evaluation have no ``epochs``. Before the last stage the model writes the rest of
-    its chain; from there on the answer prefix is given, as without reasoning.
+    its chain; at the last one the answer prefix is given, as without reasoning.
     """
 
     config: StagedConfig
@@ -274,7 +277,7 @@ class StagedLM(TextLM):
         super().__init__(config, optimizer, compile)
         start = torch.tensor([0, self.stages.at(0.0)], device="cpu")
         self.register_buffer("progress_made", start)
-        self._reached: tuple[int, int] | None = None  # its values, without a device sync
+        self._reached: tuple[int, int] | None = None  # copy on the host, read without a sync
         self.register_load_state_dict_post_hook(_read_again)
 
     @property
@@ -284,7 +287,7 @@ class StagedLM(TextLM):
 
     @property
     def stage(self) -> int:
-        """The stage that training has reached; of a checkpoint, its own."""
+        """The stage that training has reached, which a checkpoint restores."""
         return self.reached[1]
 
     @property
@@ -301,30 +304,20 @@ class StagedLM(TextLM):
         return self.stage < self.stages.final
 
     def on_fit_start(self) -> None:
-        """Takes the backbone of ``start_from``, unless a run is resumed.
-
-        Raises:
-            CheckpointError: if it cannot be read, or is of another shape.
-        """
+        # A resumed run has its backbone already.
         super().on_fit_start()
         if self.config.start_from is not None and self.trainer.ckpt_path is None:
             path, which = self.config.start_from, self.config.start_which
             load_backbone(self.network, self.config, path, which)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Updates the stage, resets the optimiser as ``reset`` says, and ranks checkpoints anew.
-
-        Both changes depend on the epochs before the batch, equal on all ranks, and on the latest
-        values, which the checkpoint holds. A reset in the middle of an optimiser step equals one at
-        its beginning: moments are first read when all its gradients are complete.
-
-        NOTE(paper): the best checkpoint is one of the latest stage. iCoT's public code forgets the
-        best as long as there is a chain, and Coconut's advises to keep all, because a model that
-        still writes a chain answers better than one that no longer does.
-
-        Raises:
-            ValueError: if the batch has no ``epochs``.
-        """
+        # Updates the stage, resets the optimiser, and restarts the ranking of checkpoints. All of
+        # it depends on the epochs before the batch, equal on all ranks, and on values that the
+        # checkpoint holds. A reset in the middle of an optimiser step equals one at its beginning:
+        # moments are first read when all its gradients are complete.
+        # NOTE(paper): the best checkpoint is one of the latest stage. iCoT's public code forgets
+        # the best as long as there is a chain, and Coconut's advises to keep all, because a model
+        # that still writes a chain answers better than one that no longer does.
         super().on_train_batch_start(batch, batch_idx)
         if "epochs" not in batch:
             raise ValueError(
@@ -346,7 +339,7 @@ class StagedLM(TextLM):
             self._reached = now
 
     def statistics(self, batch: Batch, rows: TextRows) -> dict[str, torch.Tensor | Mean]:
-        """Returns the batch's ``stage``, and ``chain_tokens``: those left in a row on average."""
+        """Returns the batch's ``stage``, and ``chain_tokens``, the mean number left in a row."""
         stage = self.stages.at(batch["epochs"]) if "epochs" in batch else self.stage
         return {
             "stage": on_device(float(stage), self.device),
@@ -355,7 +348,7 @@ class StagedLM(TextLM):
 
 
 def _read_again(model: nn.Module, _: Any) -> None:
-    """Discards the cached values of a buffer that was loaded."""
+    """Discards the host copy of a buffer that was loaded."""
     assert isinstance(model, StagedLM)
     model._reached = None
 
@@ -368,29 +361,29 @@ class ICoTConfig(StagedConfig):
     """Implicit chain of thought by stepwise internalisation (Deng et al., 2024).
 
     Raises:
-        ValueError: if a value is out of its range, or belongs to the other kind of removal.
+        ValueError: A value is out of its range, or belongs to the other unit of removal.
     """
 
     removal: Literal["tokens", "steps"] = "tokens"
-    """Unit of removal: tokens, as in iCoT's own code; or steps, as in the mode ``no_thoughts``
-    of Coconut's code, which the Thinking States paper seems to have run (its stages are set by
+    """Unit of removal: tokens, as in iCoT's public code, or steps, as in the mode ``no_thoughts``
+    of Coconut's code, which the Thinking States paper seems to have used (with stages set by
     ``epochs_per_stage``, ``max_latent_stage`` and ``first_stage``)."""
     remove_per_epoch: int = 8
-    """Delta, tokens removed in an epoch (8 on GSM8K)."""
+    """Delta, tokens removed per epoch (8 on GSM8K)."""
     remove_all_beyond: int = 39
-    """From this number of removed tokens on all are (39 on GSM8K)."""
+    """Number of removed tokens from which on the whole chain is removed (39 on GSM8K)."""
     removal_smoothing: float | None = 4.0
-    """lambda: in each row o more tokens are removed, P(o) ~ exp(-lambda o); null: none."""
+    """lambda: in each row o more tokens are removed, P(o) ~ exp(-lambda o). With null, none are."""
     removal_side: Literal["left", "right"] = "left"
     """The end of the chain that is removed first."""
     pretrain_epochs: int = 0
     """Epochs with whole chains before the first token is removed."""
     reset: Literal["epoch", "stage", "never"] = "stage"
-    """When AdamW forgets its moments: in every epoch, whenever more is removed (as in iCoT's own
+    """When AdamW resets its moments: in every epoch, whenever more is removed (as in iCoT's public
     code), or never."""
 
     def __post_init__(self) -> None:
-        """Checks ranges, and that only fields of the chosen removal are set."""
+        """Checks ranges, and that only fields of the chosen unit are set."""
         super().__post_init__()
         for key, least in (("remove_per_epoch", 1), ("remove_all_beyond", 0)):
             if getattr(self, key) < least:
@@ -404,7 +397,7 @@ class ICoTConfig(StagedConfig):
         for key in ("first_stage", "uniform_prob"):
             if self.removal == "tokens" and getattr(self, key):
                 raise ValueError(
-                    f"{key} ({getattr(self, key)}) is of stages of steps; set removal=steps"
+                    f"{key} ({getattr(self, key)}) needs stages of steps; set removal=steps"
                 )
 
     def curriculum(self) -> Stages:
@@ -428,7 +421,7 @@ class ShortenedChain(ChainLayout):
     """The curriculum."""
 
     def chain(self, batch: Batch, stage: int) -> tuple[Segment, Tensor]:
-        """Returns the rest of the chains, and which rows learn its end: none at the last stage."""
+        """Returns the rest of the chains, whose end is learned before the last stage."""
         return self.stages.kept(batch, stage, self.step_separator)
 
 
@@ -439,14 +432,14 @@ class ICoTLM(StagedLM):
     At r = 0 it is CoT, and at the last stage No CoT.
 
     Args:
-        config: the backbone, and how the chain is removed.
-        optimizer: optimiser and schedule.
-        compile: whether to compile the network with torch.compile (in place).
+        config: Configuration of the backbone and of the removal.
+        optimizer: Optimiser and schedule.
+        compile: Whether to compile the network with torch.compile (in place).
     """
 
-    # NOTE(paper): the public code also skips a reset where the batch before had no chain left by
-    # chance, which ranks see differently; here r alone decides. It also trains the answer's fixed
-    # beginning to the end; here it is given once no chain can be before it.
+    # NOTE(paper): the public code also skips a reset if the previous batch happened to have no
+    # chain left, which differs between ranks; here r alone decides. It also trains the answer's
+    # fixed beginning to the end; here it is given once no chain can precede it.
     config: ICoTConfig
 
     def __init__(
@@ -469,7 +462,7 @@ class ICoTLM(StagedLM):
         )
 
 
-# ---- a backbone from another checkpoint
+# ---- backbone from another checkpoint
 
 
 _BACKBONE = "network.backbone."
@@ -484,20 +477,20 @@ def load_backbone(
     path: str,
     which: Literal["last", "best"] = "last",
 ) -> None:
-    """Copies a checkpoint's backbone into the network's.
+    """Loads the backbone of another model's checkpoint.
 
-    Rows of embedding and head are copied as far as the tokenizer goes, and for the tokens that the
-    method adds where the checkpoint's method adds the same; otherwise these stay as they are, or
-    begin with a copy of ``special_rows_from``.
+    Rows of embedding and head are copied for the tokenizer's ids, and for the tokens that the
+    method adds if the checkpoint's method adds the same. Otherwise the latter keep their
+    initialisation, or are copied from ``special_rows_from``.
 
     Args:
-        network: changed in place.
-        config: of the network's method.
-        path: of a checkpoint, or of a run.
-        which: of a run, its furthest checkpoint or its best.
+        network: Network, changed in place.
+        config: Configuration of the network's method.
+        path: Path of a checkpoint or of a run.
+        which: Checkpoint of a run to load, its last or its best.
 
     Raises:
-        CheckpointError: if it cannot be read, or its backbone is of another shape.
+        CheckpointError: The checkpoint cannot be read, or its backbone has another shape.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -505,53 +498,53 @@ def load_backbone(
         set_model_state_dict,
     )
 
-    whole = StateDictOptions(full_state_dict=True)  # of parameters that are sharded, too
+    whole = StateDictOptions(full_state_dict=True)  # gathers sharded parameters
     checkpoint = read_checkpoint(path, which)
     saved: Any = checkpoint.content["state_dict"]
-    own: Any = get_model_state_dict(network.backbone, options=whole)
-    strange = [key for key, value in own.items() if not _fits(key, value, saved, config.vocab_size)]
+    ours: Any = get_model_state_dict(network.backbone, options=whole)
+    other = [key for key, value in ours.items() if not _fits(key, value, saved, config.vocab_size)]
     theirs = [key.removeprefix(_BACKBONE) for key in saved if key.startswith(_BACKBONE)]
-    strange += [key for key in theirs if key not in own]  # e.g. of a deeper backbone
-    if strange:
+    other += [key for key in theirs if key not in ours]  # e.g. layers of a deeper backbone
+    if other:
         raise CheckpointError(
-            f"start_from ({path}) holds no backbone of this shape: {strange[0]} is in one of the "
+            f"start_from ({path}) holds no backbone of this shape: {other[0]} is in one of the "
             "two only, or of another size; train both with one tokenizer and with equal sizes"
         )
     added = _adds_the_same(checkpoint, config)
     with torch.no_grad():
-        for key, value in own.items():
+        for key, value in ours.items():
             _copy(value, saved[_BACKBONE + key], key.endswith(_BY_TOKEN), config, added)
-    set_model_state_dict(network.backbone, own, options=whole)
+    set_model_state_dict(network.backbone, ours, options=whole)
 
 
-def _fits(key: str, own: Tensor, saved: dict[str, Tensor], rows: int) -> bool:
+def _fits(key: str, ours: Tensor, saved: dict[str, Tensor], rows: int) -> bool:
     theirs = saved.get(_BACKBONE + key)
     if theirs is None:
         return False
     if key.endswith(_BY_TOKEN):
-        return theirs.shape[1:] == own.shape[1:] and len(theirs) >= rows
-    return theirs.shape == own.shape
+        return theirs.shape[1:] == ours.shape[1:] and len(theirs) >= rows
+    return theirs.shape == ours.shape
 
 
 def _adds_the_same(checkpoint: Checkpoint, config: ReasoningConfig) -> bool:
     """Returns whether a checkpoint's method adds the same tokens with the same ids."""
     recipe = checkpoint.model_recipe
-    kind = resolve_class(recipe["class_path"], nn.Module)
-    theirs = get_type_hints(kind.__init__).get("config")
+    cls = resolve_class(recipe["class_path"], nn.Module)
+    theirs = get_type_hints(cls.__init__).get("config")
     saved = recipe["init_args"].get("config", {})
     same = getattr(theirs, "special_tokens", ()) == config.special_tokens
     return same and saved.get("vocab_size") == config.vocab_size
 
 
 def _copy(
-    own: Tensor, theirs: Tensor, by_token: bool, config: ReasoningConfig, added: bool
+    ours: Tensor, theirs: Tensor, by_token: bool, config: ReasoningConfig, added: bool
 ) -> None:
     if not by_token:
-        own.copy_(theirs)
+        ours.copy_(theirs)
         return
     first, count = config.vocab_size, len(config.special_tokens)
-    own[:first] = theirs[:first]
+    ours[:first] = theirs[:first]
     if added:
-        own[first : first + count] = theirs[first : first + count]
+        ours[first : first + count] = theirs[first : first + count]
     elif config.special_rows_from is not None:
-        own[first : first + count] = own[config.special_rows_from]
+        ours[first : first + count] = ours[config.special_rows_from]

@@ -1,8 +1,8 @@
-"""Texts in which latents stand between question and answer: states that are fed back as inputs.
+"""Base of methods with latents, states fed back as inputs, between question and answer.
 
 Coconut, CODI and PCCoT share the layout of rows, the network that feeds states back, scores,
-decoding and FLOPs. All of them may learn with SIM-CoT's decoder (arXiv 2509.20317), which says from
-each latent the step that it stands for: it is trained beside the model, and not used otherwise.
+decoding and FLOPs. All of them may add SIM-CoT's decoder (arXiv 2509.20317), which predicts from
+each latent the step that it stands for; it is used in training only.
 """
 
 import copy
@@ -58,14 +58,14 @@ START, END, LATENT = "latent_start", "latent_end", "latent"
 
 
 def refuse_idle(config: ReasoningConfig, pairs: Mapping[str, tuple[str, ...]]) -> None:
-    """Checks that options are set only where the option that they belong to is.
+    """Refuses options that have no effect because the option that they belong to is not set.
 
     Args:
-        config: The configuration, whose unset options have their defaults.
-        pairs: Options by the one that they belong to.
+        config: Configuration, whose unset options have their defaults.
+        pairs: Names of options by the option that they belong to.
 
     Raises:
-        ValueError: An option would do nothing.
+        ValueError: An option would have no effect.
     """
     defaults = {field.name: field.default for field in fields(config)}
     for base, keys in pairs.items():
@@ -87,18 +87,19 @@ class LatentConfig(ReasoningConfig):
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (START, END, LATENT)
-    """Markers around the latents, and the token in their places. Coconut's public code begins their
-    embeddings with that of ``<<``: name its id in ``special_rows_from``."""
+    """Markers around the latents, and the token in a latent's position. Coconut's public code
+    initialises them from the embedding of ``<<``: set ``special_rows_from`` to its id."""
 
     eval_latents: int | None = None
-    """Latents of a question outside training (6 to 21 in Table 3 of the Thinking States paper). By
-    default, null, there are as many as in training, in Coconut at the stage it has reached."""
+    """Number of latents per question outside training (6 to 21 in Table 3 of the Thinking States
+    paper). The default, null, is the number in training, in Coconut at the stage reached."""
     step_weight: float = 0.0
-    """lambda, the weight of SIM-CoT's decoder, a copy of the backbone that learns to say from each
-    latent its step of the chain (1 in SIM-CoT). With 0 there is no decoder."""
+    """lambda, the weight of SIM-CoT's decoder, a copy of the backbone that learns to predict each
+    step of the chain from its latents (1 in SIM-CoT). With 0 there is no decoder."""
     step_loss: Literal["token_mean", "token_sum"] = "token_mean"
-    """How the decoder's loss is averaged for a question: over the tokens of a step and over steps,
-    as in SIM-CoT's code on CODI, or summed over tokens, as in its code on Coconut."""
+    """Reduction of the decoder's loss within a question: the mean over a step's tokens and over
+    steps, as in SIM-CoT's code on CODI, or the mean over steps of sums over tokens, as in its code
+    on Coconut."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -123,11 +124,11 @@ class LatentConfig(ReasoningConfig):
     @property
     @abstractmethod
     def most_latents(self) -> int:
-        """The most latents of a question in training."""
+        """Maximum number of latents of a question in training."""
 
     @property
     def added_positions(self) -> int:
-        # the most latents and their two markers, next to a chain's positions
+        # latents and their two markers, in addition to a chain's positions
         return super().added_positions + max(self.most_latents, self.eval_latents or 0) + 2
 
 
@@ -136,18 +137,18 @@ class LatentConfig(ReasoningConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentLayout(ChainLayout):
-    """Query, start, latents, end, what a method writes, answer.
+    """Query, start, latents, end, text that a method writes, answer.
 
-    Rows are padded on the left so that their first latents share a column, and on the right after
-    that. Nothing predicts markers and latents.
+    Rows are padded on the left, so that their first latents share a column, and on the right after
+    that. Markers and latents are never predicted.
     """
 
     start: int
-    """Marker before the latents."""
+    """Id of the marker before the latents."""
     end: int
-    """Marker after the latents."""
+    """Id of the marker after the latents."""
     latent: int
-    """Id in the place of a latent, whose embedding only ``pause_latent`` reads, and PCCoT."""
+    """Id in a latent's position, whose embedding only ``pause_latent`` and PCCoT read."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
         """Returns the normalisers: ``targets``, and ``spoken``, questions with steps to say."""
@@ -156,12 +157,12 @@ class LatentLayout(ChainLayout):
 
     @property
     def latents_per_step(self) -> int:
-        """Latents that stand for a step of the chain."""
+        """Number of latents that stand for one step of the chain."""
         return 1
 
     @abstractmethod
     def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
-        """Returns how many steps latents stand for, and in how many groups of latents, both (B,).
+        """Returns the numbers of steps that latents stand for and of groups of latents, both (B,).
 
         Args:
             batch: Batch of questions.
@@ -171,9 +172,9 @@ class LatentLayout(ChainLayout):
     def scored_with(self, batch: Batch, middle: Segment, latents: int) -> TextRows:
         """Returns the text whose answer is scored, after ``latents`` latents; see ``scored``."""
         count = torch.full_like(batch["query_lengths"], latents)
-        return self.thoughtful(batch, count, (PREFIX, middle))
+        return self.with_latents(batch, count, (PREFIX, middle))
 
-    def thoughtful(
+    def with_latents(
         self,
         batch: Batch,
         latents: Tensor,
@@ -194,26 +195,26 @@ class LatentLayout(ChainLayout):
 
 
 def _side_by_side(head: Joined, rest: Joined) -> Joined:
-    """Returns rows whose heads end together and whose rests begin together."""
+    """Joins heads and rests so that all rests begin in the same column."""
     tokens, real = aligned_right(head.tokens, head.lengths)
     kinds, _ = aligned_right(head.segment, head.lengths)
     return Joined(
-        torch.cat((tokens.masked_fill(~real, 0), rest.tokens), dim=1),
+        torch.cat((tokens.masked_fill(~real, 0), rest.tokens), dim=1),  # (B, head + rest)
         head.lengths + rest.lengths,
         torch.cat((kinds.masked_fill(~real, NOTHING), rest.segment), dim=1),
     )
 
 
 def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int, ...]) -> Segment:
-    """Returns the texts (B, G, W) that groups of latents are to say, and their lengths (B, G).
+    """Returns the target texts of groups of latents (B, G, W), and their lengths (B, G).
 
-    Group k says step k, and the last group of a row all further ones, each after the separator. An
-    EOS ends a text. Groups without a step say nothing, and have length 0.
+    Group k says step k, and a row's last group all further steps too, with separators in between.
+    An EOS ends a text. Groups without a step have length 0.
 
     Args:
         batch: Batch of questions.
         steps: Number of steps that latents stand for, the first ones of each row (B,) int64.
-        groups: Groups of latents of each row (B,) int64.
+        groups: Number of groups of latents in each row (B,) int64.
         separator: Tokens between two steps.
     """
     steps_of_rows, sizes, (answers, ends) = batch["steps"], batch["step_lengths"], answer_of(batch)
@@ -222,14 +223,15 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
     order = torch.arange(sizes.shape[1], device=sizes.device)  # (R,)
     owner = torch.minimum(order, groups[:, None] - 1)  # (B, R), -1 without latents
     group = torch.arange(most, device=sizes.device)[:, None]  # (G, 1)
-    own = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
-    taken = {
+    said = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
+    # each group is a row of its own, in which the steps of other groups are empty
+    chosen = {
         "steps": steps_of_rows.repeat_interleave(most, dim=0),  # (B G, R, Z)
-        "step_lengths": (sizes[:, None] * own).flatten(0, 1),  # (B G, R)
+        "step_lengths": (sizes[:, None] * said).flatten(0, 1),  # (B G, R)
     }
-    chain = chain_of(taken, separator)
+    chain = chain_of(chosen, separator)
     says = (chain[1] > 0).long()  # (B G,)
-    text = shortened(chain, says * len(separator), "left")  # no separator comes first
+    text = shortened(chain, says * len(separator), "left")  # without the first separator
     line = join(text, (eos.repeat_interleave(most, dim=0), says))
     return line.tokens.unflatten(0, (rows, most)), line.lengths.view(rows, most)
 
@@ -241,9 +243,9 @@ class Latents(NamedTuple):
     """The positions of latents in rows of tokens.
 
     Attributes:
-        latent: Which tokens are latents (B, T) bool.
-        first: The column in which they begin, in every row that has any; at least 1.
-        most: Columns that hold latents.
+        latent: Mask of the tokens that are latents (B, T) bool.
+        first: Column of the first latent, the same in every row that has latents; at least 1.
+        most: Number of columns that hold latents.
     """
 
     latent: Tensor
@@ -252,7 +254,7 @@ class Latents(NamedTuple):
 
     @classmethod
     def among(cls, tokens: Tensor, latent_id: int) -> "Latents":
-        """Returns where latents are among tokens (B, T), by their id."""
+        """Locates latents among tokens (B, T) by their id."""
         latent = tokens == latent_id
         columns = latent.any(dim=0).nonzero()[:, 0].tolist()
         return cls(latent, columns[0] if columns else tokens.shape[1], len(columns))
@@ -261,9 +263,9 @@ class Latents(NamedTuple):
 class LatentNetwork(TextNetwork):
     """The backbone on rows in which some inputs are the state of the position before.
 
-    Up to the first latent all columns are read at once, then one column for each latent, then the
-    rest. Keys and values are kept in between, with their graph: the gradient of later losses flows
-    back through all latents. Rows with fewer latents, or none, read text in these columns.
+    All columns before the first latent are read at once, then the columns of latents one by one,
+    then the rest. Keys and values stay in the graph, so the gradient of later losses flows back
+    through all latents. Rows with fewer latents, or none, read text in these columns.
 
     Args:
         config: The configuration of the backbone.
@@ -271,8 +273,8 @@ class LatentNetwork(TextNetwork):
 
     def __init__(self, config: LatentConfig) -> None:
         super().__init__(config)
-        # NOTE(paper): SIM-CoT's code embeds the decoder's tokens with the model's own matrix, so
-        # that the decoder's loss also trains that; here the decoder is a whole copy.
+        # NOTE(paper): SIM-CoT's code embeds the decoder's tokens with the model's matrix, which the
+        # decoder's loss then also trains; here the decoder is a whole copy.
         self.decoder: Backbone | None = copy.deepcopy(self.backbone) if config.step_weight else None
 
     def forward(
@@ -286,17 +288,17 @@ class LatentNetwork(TextNetwork):
     ) -> HiddenStates:
         """Returns the hidden states of tokens.
 
-        Records ``latents``: ``states``, a list of the inputs (B, D) of each of the m columns of
-        latents, part of the graph, and ``latent`` (B, m) bool, which of them are latents; and
-        ``latent_states``: ``states`` (B, m, D), the normed states that latents are made of.
+        Records ``latents`` with ``states``, a list of the inputs (B, D) of the m columns of
+        latents, still in the graph, and ``latent`` (B, m) bool, the mask of latents among them; and
+        ``latent_states`` with ``states`` (B, m, D), the normed states that become latents.
 
         Args:
-            tokens: (B, T) int64.
-            real: Which of them are text (B, T) bool. By default all are.
+            tokens: Tokens (B, T) int64.
+            real: Mask of tokens that are not padding (B, T) bool. By default none is padding.
             cache: Keys and values of earlier tokens, extended in place.
-            at: Token of each row, none before the last latent, whose states in all layers are
-                returned, see `Backbone.forward`.
-            latents: Their columns. By default there are none.
+            at: Index of the token of each row whose states in all layers are returned (B,) int64,
+                see `Backbone.forward`. No latent may come after it.
+            latents: Positions of the latents. By default there are none.
         """
         if latents is None:
             return super().forward(tokens, real=real, cache=cache, at=at)
@@ -317,26 +319,26 @@ class LatentNetwork(TextNetwork):
             )
             parts += states
         if more:
-            place = None if at is None else (at - end).clamp(min=0)
-            hidden = read(self.backbone, cache, h[:, end:], real[:, end:], at=place)
+            index = None if at is None else (at - end).clamp(min=0)  # within the last part
+            hidden = read(self.backbone, cache, h[:, end:], real[:, end:], at=index)
             parts.append(hidden.last)
         record("latents", states=fed, latent=latents.latent[:, first:end])
         inputs = torch.stack(fed, dim=1) if fed else None  # (B, m, D)
         last = torch.cat(parts, dim=1)  # (B, T, D)
-        record("latent_states", states=last[:, first - 1 : end - 1])
+        record("latent_states", states=last[:, first - 1 : end - 1])  # one column earlier
         return hidden._replace(last=last, latents=inputs)
 
     def think(
         self, cache: AnswerCache, state: Tensor, h: Tensor, real: Tensor, latent: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the inputs (B, D) of the m columns of latents, and their states, in parts.
+        """Reads the m columns of latents, and returns their inputs (B, D) and states in parts.
 
         Args:
             cache: Keys and values of the columns before, extended in place.
             state: Normed state of the column before (B, D).
             h: Embeddings of the tokens in these columns (B, m, D).
-            real: Which columns are text or latents (B, m) bool.
-            latent: Which of them are latents (B, m) bool.
+            real: Mask of the columns that are text or latents (B, m) bool.
+            latent: Mask of the latents among them (B, m) bool.
         """
         fed, states = [], []
         for column in range(h.shape[1]):
@@ -348,11 +350,11 @@ class LatentNetwork(TextNetwork):
         return fed, states
 
     def project(self, state: Tensor) -> Tensor:
-        """Returns the latents (..., D) that normed states (..., D) become; here the same."""
+        """Maps normed states (..., D) to latents (..., D); here the identity."""
         return state
 
     def pause_latent(self) -> Tensor | None:
-        # the token in a latent's place says nothing, so its embedding reads as filler
+        # the token in a latent's position carries no thought, so its embedding is a filler
         token = on_device(self.backbone.config.special_id(LATENT), self.output_matrix.device)
         return self.embed(token)
 
@@ -361,23 +363,23 @@ class LatentNetwork(TextNetwork):
 
         Args:
             latents: Latents that stand for one step each (N, c, D).
-            tokens: The step's text, right-padded (N, W) int64, of which all but the last are read.
+            tokens: Texts of the steps (N, W) int64, padded on the right. The last one is not read.
         """
         assert self.decoder is not None
-        spoken = self.decoder.embed(tokens[:, :-1])
-        h = torch.cat((latents.to(spoken.dtype), spoken), dim=1)  # (N, c + W - 1, D)
+        text = self.decoder.embed(tokens[:, :-1])  # (N, W - 1, D)
+        h = torch.cat((latents.to(text.dtype), text), dim=1)  # (N, c + W - 1, D)
         positions = torch.arange(h.shape[1], device=h.device).expand(len(h), -1)
         last: Tensor = self.decoder(h, positions).last
-        return last[:, latents.shape[1] - 1 :]
+        return last[:, latents.shape[1] - 1 :]  # the last latent predicts the first token
 
 
 # ---- model
 
 
 class LatentTextLM(TextLM):
-    """A language model on rows of text that has latents before its answer.
+    """A language model on rows of text with latents before the answer.
 
-    Its answers come after ``latents`` latents, and a rest of the chain where the method has one.
+    Answers come after ``latents`` latents and, in some methods, the rest of a chain.
     """
 
     shards_blocks = False
@@ -392,20 +394,20 @@ class LatentTextLM(TextLM):
     @property
     @abstractmethod
     def trained_latents(self) -> int:
-        """The latents of a question in training, at the stage it has reached."""
+        """Number of latents of a question in training, at the stage it has reached."""
 
     @property
     def latents(self) -> int:
-        """The latents of a question outside training."""
+        """Number of latents of a question outside training."""
         given = self.config.eval_latents
         return self.trained_latents if given is None else given
 
     def reads_per_latent(self, latents: float) -> float:
-        """Returns how often the backbone reads the place of one of ``latents`` latents."""
+        """Returns the number of times that the backbone reads each of ``latents`` latents."""
         return 1.0
 
     def markers(self) -> dict[str, int]:
-        """Returns the ids of the added tokens, as a layout takes them."""
+        """Returns the ids of the added tokens, by the layout's field names."""
         ids = (self.config.special_id(name) for name in (START, END, LATENT))
         return dict(zip(("start", "end", "latent"), ids, strict=True))
 
@@ -419,11 +421,11 @@ class LatentTextLM(TextLM):
         return hidden
 
     def losses(self, batch: Batch, rows: TextRows, hidden: HiddenStates) -> LossOutput:
-        """Returns the base's terms, and with a decoder ``steps``: lambda times its loss.
+        """Returns the base's terms and, with a decoder, ``steps``: lambda times its loss.
 
-        Its loss is the cross-entropy of the steps' texts, each after its own latents, averaged as
-        ``step_loss`` says and over the questions that have any. Statistics then: ``step_nll``, nats
-        per token.
+        The decoder's loss is the cross-entropy of each step's text after its latents, reduced by
+        ``step_loss`` and averaged over questions with steps. The decoder adds the statistic
+        ``step_nll``, nats per token.
         """
         output = super().losses(batch, rows, hidden)
         if self.network.decoder is None:
@@ -439,7 +441,7 @@ class LatentTextLM(TextLM):
             latents = hidden.latents.unflatten(1, (-1, layout.latents_per_step))[row, group]
             tokens, lengths = tokens[row, group], lengths[row, group]  # (N, W), (N,)
             share = 1.0 / spoken.sum(dim=1)[row].to(wide)  # (N,)
-        else:  # a text of nothing: each backward pass must reach the decoder
+        else:  # an empty text, as each backward pass must reach the decoder
             latents = hidden.last.new_zeros(1, layout.latents_per_step, hidden.last.shape[-1])
             tokens, lengths = rows.tokens.new_zeros(1, 2), rows.tokens.new_zeros(1)
             share = latents.new_ones(1, dtype=wide)
@@ -452,8 +454,8 @@ class LatentTextLM(TextLM):
             targets,
             share[:, None].expand(targets.shape),
         )
-        number = spoken.any(dim=1).sum()
-        output.terms["steps"] = Term(config.step_weight * total, number, "spoken")
+        count = spoken.any(dim=1).sum()
+        output.terms["steps"] = Term(config.step_weight * total, count, "spoken")
         output.stats["step_nll"] = Mean(each.sum(), (targets >= 0).sum())
         return output
 
@@ -463,7 +465,7 @@ class LatentTextLM(TextLM):
         return self.layout.scored_with(batch, self.before_answer(batch), self.latents)
 
     def pending(self) -> tuple[int, ...]:
-        """Returns the end marker, and the answer prefix where there is no chain."""
+        """Returns the end marker and, without a chain, the answer prefix."""
         return (self.config.special_id(END), *super().pending())
 
     def read_query(self, cache: TextCache, tokens: Tensor, lengths: Tensor) -> None:
@@ -484,11 +486,11 @@ class LatentTextLM(TextLM):
     # ---- compute
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the FLOPs per token of a row of ``context`` tokens; latents are not counted.
+        """Returns the FLOPs per token of a row of ``context`` tokens, latents not among them.
 
-        They and their markers pass through the layers as tokens do, but have no logits; keys and
-        values are kept, so that nothing is computed twice. A step decoder, in training only, reads
-        the chain, at most the row.
+        Latents and their markers pass through the layers as tokens do, but have no logits. Keys and
+        values are cached, so nothing is computed twice. A step decoder is counted in training, as
+        if its text were as long as the row.
         """
         latents = self.trained_latents if training else self.latents
         flops = self._flops(context, latents, training)
@@ -500,12 +502,12 @@ class LatentTextLM(TextLM):
         """Returns the FLOPs of a token of a row of ``context`` tokens.
 
         Args:
-            context: Tokens, latents and markers not counted.
-            steps: Latents of the row. By default as many as in an evaluation.
+            context: Number of tokens, latents and markers not counted.
+            steps: Number of latents of the row. Defaults to the number in an evaluation.
         """
         return self._flops(context, self.latents if steps is None else steps, training=False)
 
     def _flops(self, context: int, latents: float, training: bool) -> float:
-        silent = latents + 2  # and two markers, which are read once
+        silent = latents + 2  # the two markers are read once
         reads = (latents * self.reads_per_latent(latents) + 2) / silent
         return backbone_flops(self.network.backbone, context, training, silent, reads)

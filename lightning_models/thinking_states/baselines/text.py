@@ -1,7 +1,7 @@
-"""Baselines that read and write text, No CoT and CoT, and the base of all four.
+"""Baselines that read and write text, No CoT and CoT, and the base of all baselines.
 
-A row of text is the query, what a method writes in between, the answer prefix and the answer.
-Layouts are frozen dataclasses of plain values: the loss and the data's counter share them.
+A row of text is the query, the reasoning that a method writes, the answer prefix and the answer.
+Layouts are frozen dataclasses of plain values, which the loss and the data's counter share.
 """
 
 from abc import abstractmethod
@@ -49,17 +49,17 @@ NOTHING, QUERY, THINKING, CHAIN, PREFIX, ANSWER = range(-1, 5)
 
 
 ANSWER_PART = 16
-"""Share of learned positions, 1 / 16, that a chain without a stated limit leaves to the answer. It
-is the same for all answers: a chain must not depend on the answer that is scored after it."""
+"""A chain without a stated limit leaves 1 / 16 of the learned positions to the answer. The share is
+constant, because a chain must not depend on the answer that is scored after it."""
 
 
 class TextRows(NamedTuple):
     """Rows of text with their targets.
 
     Attributes:
-        tokens: (B, T) int64.
-        targets: The next token where it is predicted, else -100 (B, T).
-        answers: Which targets are of the answer and its EOS (B, T) bool.
+        tokens: Tokens (B, T) int64.
+        targets: The next token if it is predicted, else -100 (B, T) int64.
+        answers: Mask of the targets in the answer and its EOS (B, T) bool.
         kinds: Kind of each token (B, T) int64.
     """
 
@@ -70,15 +70,15 @@ class TextRows(NamedTuple):
 
 
 def line_up(*parts: tuple[int, Segment]) -> Joined:
-    """Returns segments one after the other; ``segment`` holds the kind given with each."""
+    """Concatenates pairs of a kind and a segment; ``segment`` of the result holds the kinds."""
     joined = join(*(segment for _, segment in parts))
-    names = [*(kind for kind, _ in parts), NOTHING]  # -1, after a row's end, takes the last
-    kinds = on_device(names, joined.tokens.device)
+    labels = [*(label for label, _ in parts), NOTHING]  # index -1, after a row's end, is the last
+    kinds = on_device(labels, joined.tokens.device)
     return joined._replace(segment=kinds[joined.segment])
 
 
 def shortened(segment: Segment, removed: Tensor, side: str) -> Segment:
-    """Returns a segment without its first tokens, or without its last.
+    """Returns a segment without its first or last tokens.
 
     Args:
         segment: Right-padded tokens and their lengths.
@@ -88,8 +88,8 @@ def shortened(segment: Segment, removed: Tensor, side: str) -> Segment:
     tokens, lengths = segment
     lengths = lengths - removed
     if side == "left" and tokens.shape[1]:
-        places = torch.arange(tokens.shape[1], device=tokens.device) + removed[:, None]
-        tokens = tokens.gather(1, places.clamp(max=tokens.shape[1] - 1))
+        source = torch.arange(tokens.shape[1], device=tokens.device) + removed[:, None]  # (B, W)
+        tokens = tokens.gather(1, source.clamp(max=tokens.shape[1] - 1))
     return tokens.masked_fill(~within(lengths, tokens.shape[1]), 0), lengths
 
 
@@ -97,7 +97,7 @@ def shortened(segment: Segment, removed: Tensor, side: str) -> Segment:
 class TextLayout:
     """Query, answer prefix, answer: the text without reasoning, and the base of all others.
 
-    Called with a batch it counts the tokens that the loss predicts there.
+    Called with a batch, it counts the tokens that the loss predicts.
     """
 
     answer_prefix: tuple[int, ...]
@@ -108,7 +108,7 @@ class TextLayout:
     """Whether the query's tokens are predicted, too."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
-        """Returns the normaliser of ``nll``: ``targets``, predicted tokens of the batch."""
+        """Returns the normaliser of ``nll``: ``targets``, the batch's count of predicted tokens."""
         return {"targets": float((self.training(batch).targets >= 0).sum())}
 
     def training(self, batch: Batch, stage: int = 0) -> TextRows:
@@ -127,9 +127,9 @@ class TextLayout:
         return self.arrange(batch, (PREFIX, middle))
 
     def chain(self, batch: Batch, stage: int) -> tuple[Segment, Tensor]:
-        """Returns the reasoning that is learned, and in which rows its end is learned (B,) bool.
+        """Returns the reasoning that is learned, and the mask of rows that learn its end (B,) bool.
 
-        The end of a chain is the answer prefix; where there is never a chain, it is given.
+        The end of a chain is the answer prefix. In texts without a chain it is given.
         """
         none = constant((), batch["query"])
         return none, none[1] > 0
@@ -137,12 +137,12 @@ class TextLayout:
     def arrange(
         self, batch: Batch, *middle: tuple[int, Segment], learned: Tensor | None = None
     ) -> TextRows:
-        """Returns rows of query, ``middle`` and answer; see ``predict`` for the other argument."""
+        """Returns rows of query, ``middle`` and answer; see ``predict`` for ``learned``."""
         line = line_up((QUERY, query_of(batch)), *middle, (ANSWER, answer_of(batch)))
         return self.predict(line, learned)
 
     def predict(self, line: Joined, learned: Tensor | None) -> TextRows:
-        """Returns rows with what is predicted in them.
+        """Returns rows with their targets.
 
         Args:
             line: Tokens, with their kinds as ``segment``.
@@ -151,7 +151,7 @@ class TextLayout:
         kinds = line.segment
         predicted = (kinds == CHAIN) | (kinds == ANSWER)
         if self.lm_on_query:
-            before = kinds.roll(1, dims=1)  # a query's first token has none
+            before = kinds.roll(1, dims=1)  # a query's first token has no context to predict it
             predicted = predicted | (kinds == QUERY) & (before == QUERY)
         if learned is not None:
             predicted = predicted | (kinds == PREFIX) & learned[:, None]
@@ -165,7 +165,7 @@ class ChainLayout(TextLayout):
     """Query, chain, answer prefix, answer: a whole chain of thought, learned with its end.
 
     Raises:
-        ValueError: There is no answer prefix, so that chains would have no end.
+        ValueError: The answer prefix, which ends a chain, is empty.
     """
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class ChainLayout(TextLayout):
 
     def chain(self, batch: Batch, stage: int) -> tuple[Segment, Tensor]:
         chain = chain_of(batch, self.step_separator)
-        return chain, chain[1] >= 0  # all rows learn where theirs ends
+        return chain, chain[1] >= 0  # all rows learn the end
 
 
 # ---- networks and decoding
@@ -193,8 +193,9 @@ class ChainConfig(ReasoningConfig):
     """
 
     max_chain_tokens: int | None = None
-    """Longest chain at inference, in tokens; after it the answer begins in any case. null: the rest
-    of ``block_size`` after the query. Learned positions may end it earlier."""
+    """Maximum number of tokens of a chain at inference, after which the answer begins in any case.
+    The default, null, is the rest of ``block_size`` after the query. Learned positions may end a
+    chain earlier."""
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -214,16 +215,15 @@ class ChainConfig(ReasoningConfig):
 
 
 class TextCache(AnswerCache):
-    """Cache of rows that write text: their place in chain and answer.
+    """Cache of rows that write text, which tracks whether each is in its chain or its answer.
 
-    The answer prefix ends a chain. A chain that grows too long is cut: from there on the prefix is
-    the only possible text.
+    The answer prefix ends a chain. A chain that grows too long is cut, by forcing the prefix.
 
     Args:
         last: The last token of each query (B,) int64, which is read first if nothing is pending.
-        limits: Most tokens of each row's chain (B,) int64.
+        limits: Maximum number of tokens of each row's chain (B,) int64.
         pending: Tokens that are read once, before any chosen ones, see ``AnswerCache``.
-        end: The tokens that end a chain. Rows write no chain if it is empty.
+        end: Tokens that end a chain. If there are none, rows write no chain.
     """
 
     def __init__(
@@ -237,12 +237,12 @@ class TextCache(AnswerCache):
         super().__init__(len(limits), limits.device, pending)
         self._last = last
         self._end = on_device(end, limits.device, torch.int64)
-        self._tail = limits.new_full((len(limits), len(end)), -1)
+        self._tail = limits.new_full((len(limits), len(end)), -1)  # latest tokens, to find the end
         self._limits = limits
-        self._written = 0  # tokens after each query; equal, as rows begin together
+        self._written = 0  # tokens after each query, equal as rows begin together
         self._begun = False
         self.answering = torch.full_like(limits, not end, dtype=torch.bool)
-        """Whether what each row writes next is its answer (B,) bool."""
+        """Mask of the rows that write their answers (B,) bool."""
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
@@ -250,7 +250,7 @@ class TextCache(AnswerCache):
         self._limits, self.answering = self._limits[rows], self.answering[rows]
 
     def keep_room(self, positions: int) -> None:
-        """Shortens the chains that would not end, prefix included, within ``positions``."""
+        """Lowers the limits so that chains with their prefixes end within ``positions``."""
         begun = self.lengths + max(len(self.pending), 1)  # (B,) positions before the chain
         room = positions - begun - len(self._end)
         self._limits = torch.minimum(self._limits, room.clamp(min=0))
@@ -270,12 +270,12 @@ class TextCache(AnswerCache):
         return self.next_inputs(tokens)
 
     def forced(self, logits: Tensor) -> Tensor:
-        """Returns logits (B, V) that continue chains that are too long with the prefix."""
+        """Returns logits (B, V) that force the prefix in rows whose chains are too long."""
         if not len(self._end):
             return logits
         late = ~self.answering & (self._limits <= self._written)
-        place = (self._written - self._limits).clamp(min=0, max=len(self._end) - 1)
-        only = torch.full_like(logits, -torch.inf).scatter(1, self._end[place][:, None], 0.0)
+        index = (self._written - self._limits).clamp(min=0, max=len(self._end) - 1)  # in the prefix
+        only = torch.full_like(logits, -torch.inf).scatter(1, self._end[index][:, None], 0.0)
         return torch.where(late[:, None], only, logits)
 
 
@@ -298,10 +298,11 @@ class TextNetwork(ReasoningNetwork):
 
         Args:
             tokens: Tokens (B, T) int64, padded on the right unless there is a cache.
-            real: Whether each token is text (B, T) bool, read with a cache only. By default all
-                tokens are.
+            real: Mask of tokens that are not padding (B, T) bool, used with a cache only. By
+                default none is padding.
             cache: Keys and values of earlier tokens, extended in place.
-            at: Token of each row whose states in all layers are returned, see `Backbone.forward`.
+            at: Index of the token of each row whose states in all layers are returned (B,) int64,
+                see `Backbone.forward`.
         """
         h = self.embed(tokens)
         if cache is not None:
@@ -318,9 +319,8 @@ class TextNetwork(ReasoningNetwork):
 class TextLM(ReasoningLM):
     """A language model on rows of text: query, reasoning of the method, answer.
 
-    A method defines the text with ``layout``, and with ``writes_chain`` whether it writes reasoning
-    before the answer. If it does, it also writes the answer prefix before its answers; if not, the
-    prefix is given.
+    A method defines its text by ``layout``, and by ``writes_chain`` whether it writes reasoning. If
+    it does, it also writes the answer prefix; otherwise the prefix is given.
     """
 
     network: TextNetwork
@@ -353,23 +353,23 @@ class TextLM(ReasoningLM):
     def loss(self, batch: Batch) -> LossOutput:
         """Returns the summed cross-entropy of the text that the method learns.
 
-        Statistics: ``answer_nll``, nats per token of the answer and its EOS alone, and what
-        ``statistics`` returns.
+        Statistics: ``answer_nll``, nats per token of the answer and its EOS alone, and the result
+        of ``statistics``.
         """
         rows = self.layout.training(batch, self.stage)
         return self.losses(batch, rows, self.states(rows))
 
     def losses(self, batch: Batch, rows: TextRows, hidden: HiddenStates) -> LossOutput:
-        """Returns the objective's terms of a batch whose text has these hidden states."""
+        """Returns the terms of the objective, given the hidden states of the batch's text."""
         nll, answers = self.cross_entropy(rows, hidden.last)
         return LossOutput({"nll": nll}, {"answer_nll": answers, **self.statistics(batch, rows)})
 
     def cross_entropy(self, rows: TextRows, h: Tensor) -> tuple[Term, Mean]:
-        """Returns the loss of all targets after normed states h (B, T, D), and of the answers'."""
-        # logits only where something is predicted: most of a row is the query
+        """Returns the loss of all targets and of the answers', from normed states h (B, T, D)."""
+        # logits only for predicted tokens (P,): most of a row is the query
         learned = (rows.targets >= 0).flatten().nonzero()[:, 0]
         targets, answers = rows.targets.flatten()[learned], rows.answers.flatten()[learned]
-        states, matrix = h.flatten(0, 1)[learned], self.network.output_matrix
+        states, matrix = h.flatten(0, 1)[learned], self.network.output_matrix  # (P, D)
         nll, each = linear_cross_entropy_each(states, matrix, targets)
         count = on_device(len(learned), h.device)
         return Term(nll, count, "targets"), Mean((each * answers).sum(), answers.sum())
@@ -392,9 +392,9 @@ class TextLM(ReasoningLM):
         h = self.states(rows).last
         states, answers = h[rows.answers], rows.targets[rows.answers]
         matrix = self.network.output_matrix
-        found = token_scores(states, matrix, answers, count=len(answers)).log_prob
-        log_prob = found.new_zeros(targets.shape)
-        log_prob[targets >= 0] = found  # both in the order of rows, and of tokens in a row
+        scores = token_scores(states, matrix, answers, count=len(answers)).log_prob  # (P,)
+        log_prob = scores.new_zeros(targets.shape)
+        log_prob[targets >= 0] = scores  # both masks select in the order of rows and tokens
         num_targets = (targets >= 0).sum(dim=1)
         return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, self.likelihood)
 
@@ -403,7 +403,7 @@ class TextLM(ReasoningLM):
         return self.layout.scored(batch, self.before_answer(batch))
 
     def before_answer(self, batch: Batch) -> Segment:
-        """Returns the text before the answers: the model's own chain, and the prefix."""
+        """Returns the text before the answers: the model's greedy chain, and the prefix."""
         if not self.writes_chain:
             return constant(self.config.answer_prefix, batch["query"])
         filled = (batch["targets"] >= 0).any(dim=1)  # padding rows need no chain
@@ -431,7 +431,7 @@ class TextLM(ReasoningLM):
             writing = (~cache.answering).nonzero()[:, 0]
             if not len(writing):
                 break
-            # a row whose chain has ended leaves: it would go on to take positions while it waits
+            # a row whose chain has ended leaves, as it would take positions while it waits
             if len(writing) < len(rows):
                 cache.select(writing)
                 rows = rows[writing]
@@ -450,16 +450,16 @@ class TextLM(ReasoningLM):
         max_new_tokens: int,
         streams: Sequence[tuple[int, int]] = (),
     ) -> TextCache:
-        """Returns the cache after the queries, right-padded prompts (B, P).
+        """Reads the queries, right-padded prompts (B, P), and returns the cache after them.
 
-        The first step ignores its tokens and reads the answer prefix; where a chain is written, or
-        there is no prefix, the last token of each query.
+        The first step ignores its tokens and reads the answer prefix or, if the model writes a
+        chain or there is no prefix, the last token of each query.
         """
         last = prompts.gather(1, lengths[:, None] - 1)[:, 0]
         end = self.config.answer_prefix if self.writes_chain else ()
         limits = self._chain_limits(lengths)
         cache = TextCache(last, limits, pending=self.pending(), end=end)
-        held = 0 if len(cache.pending) else 1
+        held = 0 if len(cache.pending) else 1  # the last token waits for the first step
         self.read_query(cache, prompts[:, : prompts.shape[1] - held], lengths - held)
         positions = self.network.backbone.position_limit
         if positions is not None:
@@ -468,7 +468,7 @@ class TextLM(ReasoningLM):
         return cache
 
     def pending(self) -> tuple[int, ...]:
-        """Returns the tokens that the first step reads in place of those given."""
+        """Returns the tokens that the first step reads instead of its argument."""
         return () if self.writes_chain else self.config.answer_prefix
 
     def _chain_limits(self, lengths: Tensor) -> Tensor:
@@ -491,10 +491,8 @@ class TextLM(ReasoningLM):
         return cache.forced(out), torch.ones_like(tokens, dtype=torch.bool)
 
     def answer_tokens(self, generated: list[int]) -> list[int]:
-        """Returns the tokens after the answer prefix, or all tokens if the model writes no prefix.
-
-        The answer of a chain that never came to its end is empty.
-        """
+        # The tokens after the answer prefix if the model writes it. A chain without an end has no
+        # answer.
         if not self.writes_chain:
             return generated
         prefix = list(self.config.answer_prefix)
@@ -522,7 +520,7 @@ class NoCoTLM(TextLM):
     Text: query, answer prefix, answer. The prefix is given, never predicted.
 
     Args:
-        config: The backbone.
+        config: Configuration of the backbone.
         optimizer: Optimiser and schedule.
         compile: Whether to compile the network with torch.compile (in place).
     """
@@ -558,12 +556,12 @@ class CoTConfig(ChainConfig):
 class CoTLM(TextLM):
     """Chain of thought (Wei et al., 2022), fine-tuned: the slow and strong baseline.
 
-    Text: query, then each step after a separator, answer prefix, answer; all after the query is
-    learned. Scores are of the answer after the model's own greedy chain: a chain is a function of
-    the query, so they are exact.
+    Text: query, each step after a separator, answer prefix, answer; everything after the query is
+    learned. An answer is scored after the model's own greedy chain, which is a function of the
+    query, so that scores are exact.
 
     Args:
-        config: The backbone, and the longest chain.
+        config: Configuration of the backbone and of the longest chain.
         optimizer: Optimiser and schedule.
         compile: Whether to compile the network with torch.compile (in place).
     """
@@ -586,5 +584,4 @@ class CoTLM(TextLM):
 
     @property
     def writes_chain(self) -> bool:
-        """True."""
         return True
