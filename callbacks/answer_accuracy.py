@@ -29,14 +29,14 @@ class Question:
         answer: The right answer, without EOS.
         steps: The reasoning steps that the data know, none in windows.
         group: What accuracies are grouped by.
-        number: Stable across batch composition.
+        sequence_id: Id of the question, independent of its batch.
     """
 
     query: list[int]
     answer: list[int]
     steps: list[list[int]]
     group: int
-    number: int
+    sequence_id: int
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def questions_in(batch: dict[str, Any]) -> list[Question]:
         answer = targets[counted].tolist()[:-1]  # an EOS is after it
         if answer:
             query, steps = _query_and_steps(batch, row)
-            group, number = int(batch["group"][row]), int(batch["sequence_id"][row])
-            questions.append(Question(query, answer, steps, group, number))
+            group, sequence_id = int(batch["group"][row]), int(batch["sequence_id"][row])
+            questions.append(Question(query, answer, steps, group, sequence_id))
     return questions
 
 
@@ -136,7 +136,7 @@ def write(
         max_new_tokens=max_new_tokens,
         temperature=0,
         # Where a model draws latent vectors, each question has its stream, whatever the batch.
-        streams=[question.number for question in questions],
+        streams=[question.sequence_id for question in questions],
     )
     return written
 

@@ -59,7 +59,7 @@ from evaluation.run_metrics import (
     runs_frame,
     runs_with_loss,
 )
-from evaluation.runs import RunRecord, find_compared, reason_or_raise
+from evaluation.runs import RunRecord, find_compared, skip_reason
 from lightning_models.checkpoint import Which
 from lightning_models.generation import SamplingConfig
 from lightning_models.recipe import import_packages
@@ -302,7 +302,7 @@ def _measure_all(
         try:
             metrics.append(measure(one, options))
         except ValueError as error:
-            left_out[path] = reason_or_raise(path, error, skip=skip)
+            left_out[path] = skip_reason(path, error, skip=skip)
     if not metrics:
         reason = next(iter(left_out.values()))
         raise ValueError(f"runs: none of them can be scored; {reason}")

@@ -19,7 +19,7 @@ from evaluation.cost import non_embedding_parameters
 from evaluation.devices import autocast
 from evaluation.output import check_targets, format_table, write_json, write_jsonl
 from evaluation.provenance import describe_model
-from evaluation.results import keep
+from evaluation.results import save_result
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.recipe import split_names
@@ -138,7 +138,7 @@ def run(settings: Namespace) -> None:
         "settings": how,
         "versions": {name: version(name) for name in PACKAGES},
     }
-    keep(checkpoint, result, {"command": "tasks", "tokenizer": tokenizer.state(), **how})
+    save_result(checkpoint, result, {"command": "tasks", "tokenizer": tokenizer.state(), **how})
     if output is not None:
         write_json(output, result)
 

@@ -402,7 +402,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_keeps_no_result(plain, runs):
         new.replace(checkpoint.path)
         return {"nats_per_token": 1.0}
 
-    assert results.kept(checkpoint, {}, (), compute) == ({"nats_per_token": 1.0}, None)
+    assert results.cached_result(checkpoint, {}, (), compute) == ({"nats_per_token": 1.0}, None)
     assert kept_files(plain) == []
     assert results.checkpoint_digest(checkpoint) is None
 
@@ -466,7 +466,7 @@ def test_scores_of_tasks_make_columns(compare, plain, runs):
     tasks = {"piqa": {"metrics": {"acc": 0.5, "acc_norm": 0.75}}, "arc": {**ARC, "examples": 9}}
     for folder, scores in ((plain, tasks), (runs / "ponder", {"arc": ARC})):
         checkpoint = read_checkpoint(checkpoint_of(folder))
-        results.keep(checkpoint, {"tasks": scores, "settings": {}}, {"command": "tasks"})
+        results.save_result(checkpoint, {"tasks": scores, "settings": {}}, {"command": "tasks"})
     other = kept_files(plain)[0].with_name("other.json")  # about another checkpoint
     shutil.copy(kept_files(runs / "ponder")[-1], other)
     printed, rows = compare(plain, runs / "ponder")
