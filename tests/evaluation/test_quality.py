@@ -72,7 +72,7 @@ def test_human_texts_of_sentence_data_begin_documents(make_sentences):
 
 def test_what_has_no_running_text_is_refused(corpus):
     data = prepared(LocalText(**corpus))
-    with pytest.raises(ValueError, match=r"\(40\) are more than a window of the data has \(32\)"):
+    with pytest.raises(ValueError, match=r"\(40\) exceed the window of the data \(32\)"):
         human_texts(data, "val", count=1, length=40)
     other = SimpleNamespace(stream=data.stream, tokenizer=data.tokenizer)
     for unsuited in (other, Kinship(cache_dir=corpus["cache_dir"])):
@@ -393,7 +393,7 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited):
         ),
         (
             [*SHORT],
-            "sample_tokens (1024) after a prompt of length 1 does not fit the model's context of 32",
+            "sample_tokens (1024) after a prompt of length 1 does not fit the model's context",
         ),
         (["--mode", "unconditional"], "pass --sample_tokens 32 or less"),
         (["--sampling", "beam"], "sampling"),
