@@ -385,7 +385,7 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], "prompt of 50 do not fit the model's context of 32 tokens; shorten the prompt"),
+        ([], "prompt of length 50 does not fit the model's context of 32; shorten the prompt"),
         (
             ["--prompt_tokens", "30", "--new_tokens", "4"],
             "new_tokens (4) after a prompt of length 30 does not fit the model's context of 32; "
