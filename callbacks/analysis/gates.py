@@ -194,8 +194,8 @@ class GateAnalysis(Analysis):
                 self._warn(
                     f"{type(pl_module).__name__} has no memory gates (no memory of sentences, or "
                     "none that is read by cross-attention): gates, gradient shares and attention "
-                    "to memory are left out, and the reach of gradients too unless sentence vectors
-                    " "are recorded"
+                    "to memory are left out, and the reach of gradients too unless sentence "
+                    "vectors are recorded"
                 )
         return self._has_gates
 
