@@ -2,46 +2,46 @@
 
 Callbacks use the base contract of ``LanguageModel`` only, never a particular method.
 
-| Callback | What it does |
+| Callback | Function |
 |---|---|
-| ``SaveCheckpoints`` | writes ``last.ckpt`` and the best by validation |
-| ``PendingValidation`` | a run that ended within a validation begins with it when resumed |
-| ``ResumeState`` | random states and unfinished steps: a resumed run equals the uninterrupted one |
-| ``KeepOptimizerSettings`` | lets configured optimiser settings win over restored ones |
-| ``Validation`` | the interval in optimiser steps, and the rows, of validations |
+| ``SaveCheckpoints`` | writes ``last.ckpt`` and the best checkpoint by validation |
+| ``PendingValidation`` | resumes a run that ended during a validation with this validation |
+| ``ResumeState`` | restores random states and unfinished steps, for bit-exact resumption |
+| ``KeepOptimizerSettings`` | gives configured optimiser settings precedence over restored ones |
+| ``Validation`` | sets the interval of validations in optimiser steps, and their rows |
 | ``LastStageStopping`` | early stopping that waits for a curriculum's last stage; added by hand |
-| ``ScheduleChange`` | warns where a resumed run's schedule has another learning rate |
+| ``ScheduleChange`` | warns if a resumed run's schedule has another learning rate |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
 | ``ModelOverview`` | parameters, FLOPs per token and global batch, before training |
 | ``Throughput`` | tokens per second, FLOPs per token, MFU, peak memory |
 | ``GradientNorm`` | norm of the whole step's gradient before clipping |
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
 | ``Termination`` | SIGTERM, SIGUSR1, Ctrl-C: a checkpoint, then the end; stalled runs |
-| ``AnswerAccuracy`` | share of questions answered rightly, to choose runs by; added by hand |
-| ``ForkAnalysis`` | where a model forks, by layer, entropy and attention; added by hand |
-| ``GateAnalysis`` | how a model uses its memory of sentences; added by hand |
-| ``PosteriorAnalysis`` | how latent vectors are inferred, and T_fast swept; added by hand |
-| ``RecallAnalysis`` | answers within texts, by distance or level; added by hand |
-| ``StepAllocation`` | where a pondering model spends its steps; added by hand |
-| ``ThoughtTrace`` | thoughts along queries, next to the data's; added by hand |
+| ``AnswerAccuracy`` | accuracy of answers to questions, to select checkpoints; added by hand |
+| ``ForkAnalysis`` | forks by layer, entropy and attention; added by hand |
+| ``GateAnalysis`` | use of a memory of sentences; added by hand |
+| ``PosteriorAnalysis`` | inference of latent vectors, and a sweep over T_fast; added by hand |
+| ``RecallAnalysis`` | accuracy of answers within texts, by distance or level; added by hand |
+| ``StepAllocation`` | steps of a pondering model by token; added by hand |
+| ``ThoughtTrace`` | thoughts along queries, compared with the data's; added by hand |
 | ``TaskScores`` | scores on tasks of lm-evaluation-harness, every n steps; added by hand |
 | ``Samples`` | text samples after validations |
-| ``Predictions`` | what ``predict`` writes |
+| ``Predictions`` | output files of ``predict`` |
 
-What they are made of, no callbacks:
+Modules without callbacks:
 
-| File or folder | What it holds |
+| File or folder | Contents |
 |---|---|
 | ``analysis/`` | the analyses, their base and their reports: files and figures |
 | ``recorded_thoughts`` | thoughts recorded while a model reads, as values and as text |
-| ``hooks`` | one set of hooks for validations and tests; questions to all ranks |
-| ``trainer_state`` | the trainer's state that Lightning does not declare |
+| ``hooks`` | one set of hooks for validations and tests; communication of all ranks |
+| ``trainer_state`` | state of the trainer that Lightning does not declare |
 | ``logging`` | pending values, Markdown and images for loggers |
-| ``random_state`` | random states, and models evaluated in training without disturbing them |
-| ``checkpoint_io`` | checkpoints are written and loaded, by one process or by several |
-| ``resume_position`` | the batch and the step that come after a checkpoint |
+| ``random_state`` | random states, and evaluation during training without side effects |
+| ``checkpoint_io`` | writing and loading of checkpoints by one or several processes |
+| ``resume_position`` | batch and step that follow a checkpoint |
 | ``run_record`` | ``config.yaml`` of a run with commit and versions; the run's id |
-| ``dials`` | fields of a model's configuration that are set for a while |
+| ``dials`` | temporary settings of a model's configuration |
 """
 
 import importlib

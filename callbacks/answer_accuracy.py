@@ -1,8 +1,8 @@
-"""Questions with known right answers: asking a model, and its accuracy after validations.
+"""Questions with known answers: asking a model, and its accuracy after validations.
 
-A batch of reasoning rows has ``query``, ``steps`` and ``targets`` (``datamodules.reasoning``), one
-of windows marks where the answer is (``datamodules.answers``). Which answer is right is for the
-data to say: ``is_right(text, answer)``. ``evaluate.py reason`` asks in the same way.
+A batch of reasoning rows has ``query``, ``steps`` and ``targets`` (``datamodules.reasoning``); a
+batch of windows marks the positions of the answer (``datamodules.answers``). The data judge
+answers with ``is_right(text, answer)``. ``evaluate.py reason`` asks in the same way.
 """
 
 from collections import Counter
@@ -25,18 +25,18 @@ class Question:
     """A question of a batch, as tokens.
 
     Attributes:
-        query: BOS or EOS, and what is asked.
+        query: BOS or EOS, followed by the question.
         answer: The right answer, without EOS.
-        steps: The reasoning steps that the data know, none in windows.
-        group: What accuracies are grouped by.
-        number: Stable across batch composition.
+        steps: The reasoning steps of the data, none in windows.
+        group: Value of the property that groups accuracies.
+        sequence_id: Id of the question, independent of its batch.
     """
 
     query: list[int]
     answer: list[int]
     steps: list[list[int]]
     group: int
-    number: int
+    sequence_id: int
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Reply:
     """Answer of a model to a question.
 
     Attributes:
-        question: What was asked.
-        written: Token ids that it has written, EOS included where it came to that.
-        text: Its answer in them, after the answer's prefix; empty where it does not come to that.
-        right: Whether that is right.
-        thinking: Its thoughts while reading, or None if they were not recorded.
+        question: The question.
+        written: Generated token ids, including EOS if it was generated.
+        text: The answer after its prefix; empty if the prefix was not generated.
+        right: Whether the answer is right.
+        thinking: Thoughts while reading, or None if they were not recorded.
     """
 
     question: Question
@@ -59,15 +59,15 @@ class Reply:
 
 
 def questions_in(batch: dict[str, Any]) -> list[Question]:
-    """Returns the questions of a batch; rows that only fill it up are left out."""
+    """Returns the questions of a batch, without padding rows."""
     questions = []
     for row, targets in enumerate(batch["targets"]):
         counted = batch["answer"][row] if "answer" in batch else targets >= 0
-        answer = targets[counted].tolist()[:-1]  # an EOS is after it
+        answer = targets[counted].tolist()[:-1]  # without EOS
         if answer:
             query, steps = _query_and_steps(batch, row)
-            group, number = int(batch["group"][row]), int(batch["sequence_id"][row])
-            questions.append(Question(query, answer, steps, group, number))
+            group, sequence_id = int(batch["group"][row]), int(batch["sequence_id"][row])
+            questions.append(Question(query, answer, steps, group, sequence_id))
     return questions
 
 
@@ -82,14 +82,13 @@ def _query_and_steps(batch: dict[str, Any], row: int) -> tuple[list[int], list[l
 
 
 def room_for(questions: Sequence[Question], data: Any, limit: int | None = None) -> int:
-    """Returns the number of tokens that a model may write to each question.
+    """Returns the maximum number of tokens that a model may write to each question.
 
     Args:
-        questions: At least one.
-        data: The data module, which knows the wording.
-        limit: The number, if one was asked for. None means twice the tokens of the longest right
-            text with all its steps, or, in windows, which a model may not outgrow, the tokens of
-            the longest answer and EOS.
+        questions: At least one question.
+        data: The data module, which has the templates of answers.
+        limit: A given maximum. None means twice the length of the longest right text with all its
+            steps, or, for windows, whose length is limited, the longest answer and EOS.
     """
     if limit:
         return limit
@@ -99,11 +98,11 @@ def room_for(questions: Sequence[Question], data: Any, limit: int | None = None)
 
 
 def longest_text(questions: Sequence[Question], data: Any) -> int:
-    """Returns the tokens of the longest right text: all steps, answer prefix, answer and EOS.
+    """Returns the length of the longest right text: all steps, answer prefix, answer and EOS.
 
     Args:
-        questions: At least one.
-        data: The data module of reasoning rows, which knows the wording.
+        questions: At least one question.
+        data: The data module of reasoning rows, which has the templates of answers.
     """
     wording = data.wording()
     separator, prefix = len(wording.step_separator), len(wording.answer_prefix)
@@ -114,7 +113,7 @@ def longest_text(questions: Sequence[Question], data: Any) -> int:
 
 
 def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
-    """Returns the answers of a model to questions, see `write` and `judge`."""
+    """Asks a model questions and judges its answers, see `write` and `judge`."""
     written = write(model, data, questions, max_new_tokens)
     return [judge(model, data, *pair) for pair in zip(questions, written, strict=True)]
 
@@ -122,60 +121,60 @@ def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: in
 def write(
     model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int
 ) -> list[list[int]]:
-    """Returns the token ids that a model writes after each question, greedily, EOS included.
+    """Decodes an answer to each question greedily; returns its token ids, EOS included.
 
     Args:
-        model: The model, which may think meanwhile.
+        model: The model.
         data: The data module, with the tokenizer.
-        questions: At least one.
-        max_new_tokens: Upper bound for each, see `room_for`.
+        questions: At least one question.
+        max_new_tokens: Maximum length of an answer, see `room_for`.
     """
     written: list[list[int]] = model.generate_ids(
         [question.query for question in questions],
         tokenizer=data.tokenizer,
         max_new_tokens=max_new_tokens,
         temperature=0,
-        # Where a model draws latent vectors, each question has its stream, whatever the batch.
-        streams=[question.number for question in questions],
+        # Random draws of latent vectors depend on the question, not on the batch.
+        streams=[question.sequence_id for question in questions],
     )
     return written
 
 
 def judge(model: Any, data: Any, question: Question, written: list[int]) -> Reply:
-    """Returns the answer in the text that a model has written.
+    """Extracts the answer from generated tokens and judges it.
 
     Args:
-        model: The model, which knows where the answer is in its text.
+        model: The model, which locates the answer in its text.
         data: The data module, with the tokenizer.
-        question: What was asked.
-        written: Token ids.
+        question: The question.
+        written: Generated token ids.
     """
     tokenizer = data.tokenizer
     answer = model.answer_tokens(written) if hasattr(model, "answer_tokens") else written
     text = tokenizer.decode_continuation([i for i in answer if i not in tokenizer.stop_ids])
     right = bool(data.is_right(text, tokenizer.decode_continuation(question.answer)))
-    if data.rows == "windows":  # the beginning of an answer may be one, too: son, son-in-law
+    if data.rows == "windows":  # a prefix of an answer may be an answer, too: son, son-in-law
         right = right and bool(written) and written[-1] in tokenizer.stop_ids
     return Reply(question, written, text, right)
 
 
 class AnswerAccuracy(EvaluationHooks):
-    """Logs the share of questions that a model answers rightly, of those in the first batches.
+    """Logs the accuracy of a model's answers to the questions of the first batches.
 
-    The model writes greedily, thinking in its own way; right is what the data take for right. It is
-    logged as ``val/accuracy`` (or ``test/accuracy``), over all ranks, and where there are several
-    groups of questions as ``val/accuracy/<group>_<g>``, too; questions of the split that are longer
-    than block_size are not asked, and counted in ``val/accuracy/left_out``. Each rank asks the
-    questions of its batches, so with more ranks more questions are asked. Training is not touched:
-    random states and modes stay as they are. ``--checkpoint.monitor val/accuracy --checkpoint.mode
-    max`` keeps the checkpoint that answers best.
+    The model decodes greedily, and the data judge its answers. The accuracy over all ranks is
+    logged as ``val/accuracy`` (or ``test/accuracy``), and with several groups of questions also as
+    ``val/accuracy/<group>_<g>``; questions of the split that are longer than block_size are not
+    asked, but counted in ``val/accuracy/left_out``. Each rank asks the questions of its batches, so
+    more ranks ask more questions. Training is not affected: random states and modes do not change.
+    ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the checkpoint that answers
+    best.
 
     Args:
-        num_batches: Number of batches of each rank whose questions are asked, or null for all.
+        num_batches: Number of batches on each rank whose questions to ask, or null for all.
         max_new_tokens: Maximum number of tokens that a model may write, a chain of thought
             included. Null means twice the tokens of the longest right text of the batch with
             its steps, or, in windows, the tokens of its longest answer and EOS.
-        by_group: Whether groups of questions are logged, too.
+        by_group: Whether to log groups of questions, too.
 
     Raises:
         ValueError: If a number is too low.
@@ -198,11 +197,6 @@ class AnswerAccuracy(EvaluationHooks):
     # ---- hooks
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Checks that there are questions.
-
-        Raises:
-            ValueError: If the data have none.
-        """
         data = _data_of(trainer)
         if not hasattr(data, "is_right"):
             raise ValueError(
@@ -212,13 +206,11 @@ class AnswerAccuracy(EvaluationHooks):
             )
 
     def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Starts at nothing."""
         self._asked, self._right = Counter(), Counter()
 
     def evaluation_batch_ends(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Asks the questions of the first batches."""
         if self.num_batches is not None and batch_idx >= self.num_batches:
             return
         questions = questions_in(batch)
@@ -233,7 +225,7 @@ class AnswerAccuracy(EvaluationHooks):
             self._right[reply.question.group] += reply.right
 
     def evaluation_epoch_ends(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Logs shares over all ranks, the same names on each, in time to rank checkpoints."""
+        # every rank logs the same names, before checkpoints are ranked
         asked: Counter[int] = Counter()
         right: Counter[int] = Counter()
         for their_asked, their_right in gather((self._asked, self._right)):

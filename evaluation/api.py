@@ -1,8 +1,8 @@
 """A checkpoint from Python: ``lightning_models.load``.
 
-It does what the commands do, with the same functions: ``generate`` decodes as ``evaluate.py
-generate``, ``score`` reads texts as ``evaluate.py tasks``, ``think`` shows what the analyses of
-``callbacks.analysis`` collect.
+It shares its functions with the commands: ``generate`` decodes like ``evaluate.py generate``,
+``score`` reads texts like ``evaluate.py tasks``, and ``think`` shows the statistics that the
+analyses of ``callbacks.analysis`` collect.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,11 +50,11 @@ ANALYSES: tuple[Callable[[], Analysis], ...] = (
     GateAnalysis,
     ThoughtTrace,
 )
-"""What ``think`` asks a model for; the first that it has something for is shown."""
+"""Analyses that ``think`` tries; it shows the first one that applies to the model."""
 MOST_TOKENS = 2**31 - 1
-"""Longest sequence that may be asked for."""
+"""Upper bound of sequence lengths in arguments."""
 Compute = Literal["scoring", "training", "generation"]
-"""What FLOPs are counted of."""
+"""Computations that FLOPs are counted for."""
 
 
 def _check_choice(name: str, value: str, choices: Any) -> None:
@@ -62,18 +62,18 @@ def _check_choice(name: str, value: str, choices: Any) -> None:
         raise ValueError(f"{name} ({value}) must be one of {', '.join(get_args(choices))}")
 
 
-def _check_type(kind: Any, wanted: str, **values: Any) -> None:
+def _check_type(cls: Any, wanted: str, **values: Any) -> None:
     """Raises a ValueError that names the argument; jsonargparse does so for the commands."""
     for name, value in values.items():
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if not isinstance(value, cls) or (isinstance(value, bool) and cls is not bool):
             raise ValueError(f"{name} ({value!r}) must be {wanted}")
 
 
 def _texts(values: Any, key: str = "text") -> list[str]:
-    """Returns a text, or each of a list of texts.
+    """Returns a text or several texts as a list.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If a value is no text, or cannot be encoded as UTF-8.
     """
     texts = list(values) if isinstance(values, list | tuple) else [values]
     for text in texts:
@@ -83,7 +83,7 @@ def _texts(values: Any, key: str = "text") -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number of NumPy's as Python's, which configs and their files hold."""
+    """Converts a NumPy scalar to a Python number, as configs and their files hold."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -97,20 +97,20 @@ def load(
     tokenizer: str | None = None,
     packages: tuple[str, ...] = (),
 ) -> "LoadedModel":
-    """Opens a trained model with its tokenizer; the data of its training need not be there.
+    """Loads a trained model with its tokenizer; its training data is not needed.
 
-    The file runs no code: it is read as tensors and plain values. Of a folder with several runs the
-    newest is taken, and a warning names it.
+    The file runs no code: it is read as tensors and plain values. If a folder has several runs,
+    the newest one is loaded, and a warning names it.
 
     Args:
         path: A checkpoint file, or the folder of a run.
-        which: Whether a folder's furthest checkpoint is taken, or the best one.
-        device: Where it runs; 'auto' takes a GPU if there is one.
+        which: Checkpoint of a folder to load: the one of the last step, or the best one.
+        device: Device to run on; 'auto' takes a GPU if there is one.
         precision: Precision of the matrix products, '32', 'tf32' or 'bf16'; weights stay float32.
         changes: Fields of the method's config to set to other values than in training, such as
             ``{"inner_steps": 4}``.
-        tokenizer: Name of the tokenizer, for checkpoints that name none.
-        packages: Packages of your own whose classes the checkpoint may name; they are imported.
+        tokenizer: Name of the tokenizer, for checkpoints without one.
+        packages: Your packages with classes that the checkpoint names; they are imported.
 
     Raises:
         ValueError: If the checkpoint cannot be read or rebuilt, or the tokenizer does not fit.
@@ -138,16 +138,16 @@ def load(
 
 @dataclass(frozen=True, repr=False)
 class Thinking:
-    """What a method did while it read a text; a notebook shows the first figure and table."""
+    """Record of a method reading a text; a notebook shows the first figure and table."""
 
     analysis: str
-    """Which analysis shows it: ``fork_analysis``, ``step_allocation``, ...; ``loss`` for none."""
+    """Name of the analysis, such as ``fork_analysis`` or ``step_allocation``; ``loss`` if none."""
     tables: Mapping[str, pd.DataFrame]
-    """By name, the most telling one first; their columns are documented at the analysis."""
+    """Tables by name, the most important one first; the analysis documents their columns."""
     figures: Mapping[str, Any] = field(repr=False)
-    """Matplotlib figures by name, the most telling one first."""
+    """Matplotlib figures by name, the most important one first."""
     trace: TokenTrace = field(repr=False)
-    """Loss of each token and what the method did at it, as ``save`` shows them."""
+    """Loss and statistics of the method at each token, which ``save`` writes as a page."""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -167,12 +167,12 @@ class Thinking:
         return figure_page(repr(self), self.figure, self.table)
 
     def save(self, path: str | Path) -> Path:
-        """Writes one HTML page that needs no network, and returns its path.
+        """Writes a self-contained HTML page and returns its path.
 
         ``evaluate.py think`` shows several models on one page.
 
         Raises:
-            ValueError: If the name does not end in .html, or the folder takes no files.
+            ValueError: If the name does not end in .html, or the folder cannot be written to.
         """
         return save_page([self.trace], path)
 
@@ -180,14 +180,14 @@ class Thinking:
 class LoadedModel:
     """A trained model with its tokenizer, as ``lightning_models.load`` returns it.
 
-    Texts go in and out; ``generate`` and ``score`` also take lists, which they batch. A call with
-    token ids returns logits.
+    Its methods take and return texts; ``generate`` and ``score`` also take lists, which they batch.
+    Calling it with token ids returns logits.
 
     Attributes:
-        checkpoint: Where it comes from.
-        model: In eval mode, on its device.
-        tokenizer: The one that it was trained with.
-        precision: Of the matrix products.
+        checkpoint: The checkpoint that it was loaded from.
+        model: The model in eval mode, on its device.
+        tokenizer: The tokenizer that it was trained with.
+        precision: Precision of the matrix products.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class LoadedModel:
         stream: bool = False,
         **sampling: Any,
     ) -> str | list[str] | Iterator[str]:
-        """Continues a text, or answers a question; the prompt is not part of what it returns.
+        """Continues a text, or answers a question; the prompt is not part of the result.
 
         ```python
         lm.generate("The function returns", max_new_tokens=40, stop=".")
@@ -259,13 +259,13 @@ class LoadedModel:
         ```
 
         Args:
-            text: The prompt; an empty one starts a document. Prompts of a list are decoded
-                together, each as if it were alone: the same prompt twice has the same continuation.
-            max_new_tokens: Longest continuation, in tokens.
-            stop: Text that ends a continuation, which is cut before it, or several such texts.
-            stream: Whether to return an iterator of pieces, as they are written, that join to the
-                text. A character of several tokens comes with the last of them; of byte-fallback
-                pieces, all in a row come together.
+            text: The prompt; an empty one starts a document. A list of prompts is decoded as a
+                batch, each prompt independently: the same prompt twice has the same continuation.
+            max_new_tokens: Maximum length of the continuation in tokens.
+            stop: Text, or several texts, before which a continuation is cut.
+            stream: Whether to return an iterator of pieces that concatenate to the text. A
+                character of several tokens is part of the piece of its last token, and consecutive
+                byte-fallback tokens make one piece.
             **sampling: Fields of ``SamplingConfig``: temperature (0 takes the likeliest token),
                 top_k, top_p, seed.
 
@@ -303,9 +303,9 @@ class LoadedModel:
     def _written(
         self, text: str, max_new_tokens: int, sampling: SamplingConfig, stops: Sequence[str]
     ) -> Iterator[str]:
-        """Yields what a continuation grows by; nothing while its last character is incomplete.
+        """Yields the new text of a continuation once its last character is complete.
 
-        Characters that may begin a stop text wait until they are known not to.
+        Text that may be the beginning of a stop text is held back until it turns out not to be.
         """
         begins, held = not text, max(map(len, stops), default=1) - 1
         steps = generate_steps(
@@ -327,7 +327,7 @@ class LoadedModel:
             if token is None:
                 break
             ids.append(token)
-            # Byte pieces in a row are decoded together: a broken one changes those before it.
+            # Consecutive byte pieces are decoded together: an invalid one changes the ones before.
             if token in self.tokenizer.byte_pieces or not written_text(self.tokenizer, [token]):
                 continue
             whole = text_of(ids)
@@ -363,10 +363,10 @@ class LoadedModel:
         context: str | Sequence[str] = "",
         mode: Mode = "blockwise",
     ) -> TextScore | list[TextScore]:
-        """Scores a text: its log-likelihood, and of which kind that is.
+        """Computes the log-likelihood of a text, and states its kind.
 
-        A text longer than the model's context is cut into windows, each with as much before it as
-        fits. A model of sentences scores the words, not the marks between them.
+        A text longer than the model's context is cut into windows, each preceded by as much of the
+        text as fits. A model of sentences scores the words, not the markers between them.
 
         ```python
         lm.score("A list is a mutable sequence.").nats_per_token
@@ -375,14 +375,14 @@ class LoadedModel:
         ```
 
         Args:
-            text: At least one token, or a list of such texts, which are read in batches. For a
-                model that answers questions the answer, whose end is scored, too.
-            context: Text before it, which is given and not scored; by default ``text`` starts a
-                document. Both are encoded alone, so that what is scored is exactly ``text`` even
-                where the tokenizer would join them in one token. For a model that answers questions
-                the question. With a list of texts it is one for all, or a list of as many.
-            mode: 'blockwise' reads the text in one pass; 'autoregressive' scores each token from
-                its prefix alone, which makes a difference for models that are not causal.
+            text: A text of at least one token, or a list of such texts, which are read in batches.
+                For a model that answers questions, the answer, whose EOS is scored too.
+            context: Text before it, which is not scored; by default ``text`` starts a document.
+                The two are encoded separately, so that exactly ``text`` is scored even if the
+                tokenizer would merge across the boundary. For a model that answers questions, the
+                question. With a list of texts, one context for all or a list of the same length.
+            mode: 'blockwise' reads the text in one pass; 'autoregressive' scores each token given
+                its prefix only, which differs for models that are not causal.
 
         Returns:
             The score, or a list of scores for a list of texts.
@@ -418,15 +418,15 @@ class LoadedModel:
     def logits(self, text: str, *, mode: Mode = "blockwise") -> TokenLogits:
         """Returns the logits (1, T, V) after each token of a text, see ``__call__``.
 
-        The first token is the start of the document: row t is the distribution of token t of
-        ``lm.tokenizer.encode(text)``, and the last row is that of the token that follows the text.
+        The first token is the start of the document: row t predicts token t of
+        ``lm.tokenizer.encode(text)``, and the last row predicts the token that follows the text.
 
         Args:
-            text: Read from the start of a document.
-            mode: As ``__call__`` has it.
+            text: Text that starts a document.
+            mode: See ``__call__``.
 
         Raises:
-            ValueError: As ``__call__`` has it.
+            ValueError: See ``__call__``.
         """
         _check_type(str, "text (str)", text=text)
         check_utf8(text, f"text {text!a}")
@@ -437,11 +437,11 @@ class LoadedModel:
     ) -> TokenLogits:
         """Returns the logits (B, T, V) after each token of rows of token ids.
 
-        Where the model is causal (``lm.model.causal``) each row of logits is a prediction of the
+        If the model is causal (``lm.model.causal``), each row of logits is a prediction of the
         next token. Thoughtbubbles with a budget for the window, Mixture-of-Recursions with expert
-        choice, and Latent-Thought LMs, whose latents are inferred from all the tokens, read ahead:
-        the result says so (``causal`` is false), and ``mode='autoregressive'`` reads each prefix by
-        itself, which makes predictions of them, at T times the cost.
+        choice, and Latent-Thought LMs, whose latents are inferred from all tokens, see later
+        tokens: ``causal`` of the result is false, and ``mode='autoregressive'``, which reads each
+        prefix separately at T times the cost, gives true predictions.
 
         ```python
         ids = torch.tensor([lm.tokenizer.prompt_ids("A list is")])
@@ -452,11 +452,11 @@ class LoadedModel:
         Args:
             ids: Whole numbers (B, T) or (T,) from 0 to ``config.vocab_size`` - 1; a document begins
                 with ``lm.tokenizer.start_id``.
-            mode: 'blockwise' reads all tokens in one pass; 'autoregressive' reads each prefix by
-                itself where the model is not causal.
+            mode: 'blockwise' reads all tokens in one pass; 'autoregressive' reads each prefix
+                separately if the model is not causal.
 
         Raises:
-            ValueError: If these are no ids, they do not fit the model's positions, or the model
+            ValueError: If the ids are invalid or too many for the model's positions, or the model
                 reads sentences or questions, which have no logits at each token of a row.
         """
         _check_choice("mode", mode, Mode)
@@ -478,22 +478,22 @@ class LoadedModel:
     # ---- thinking
 
     def think(self, text: str) -> Thinking:
-        """Shows how the method read a text: its forks, steps, latents, gates or thoughts.
+        """Records how the method reads a text: its forks, steps, latents, gates or thoughts.
 
-        The tables are those of ``Analysis.analyse_text``, by method:
+        ``Analysis.analyse_text`` makes the tables, by method:
 
         - Thoughtbubbles: ``tokens`` with the streams of each token after each fork layer.
         - PonderLM: ``tokens`` with the executed steps of each token, its losses and the router's w.
         - Latent-Thought LM: ``latents``, KL, mean and variance of each vector, and ``coordinates``.
         - Thought Gestalt: ``attention`` to memory by layer and age of sentences, with the gates.
         - Thinking States: ``thoughts`` after each chunk of a question.
-        - All others: ``tokens`` with the loss of each token.
+        - Other methods: ``tokens`` with the loss of each token.
 
-        ``trace`` and ``save`` show all methods token by token.
+        ``trace`` and ``save`` cover every method, token by token.
 
         Args:
-            text: Text to read in one pass, with the end of the document after it; a question for a
-                model that answers questions. At most as long as the model's context.
+            text: Text to read in one pass, followed by the end of the document; a question for a
+                model that answers questions. It must fit the model's context.
 
         Raises:
             ValueError: If the text is empty or too long.
@@ -515,7 +515,7 @@ class LoadedModel:
         return Thinking("loss", tables, {"tokens": losses_figure(tables)}, trace)
 
     def trace(self, text: str) -> TokenTrace:
-        """Returns the part of ``think`` that all methods have: what was done at each token.
+        """Returns the per-token trace of a text, which every method has.
 
         Args:
             text: See ``think``.
@@ -529,7 +529,7 @@ class LoadedModel:
         if reader.limit is not None and size > reader.limit:
             raise ValueError(
                 f"text has {size} tokens with the start of the document, and the model reads "
-                f"{reader.limit} at once; give a shorter one"
+                f"{reader.limit} at once; give a shorter text"
             )
         return trace_text(self.model, self.tokenizer, reader, text, self.precision)
 
@@ -540,11 +540,11 @@ class LoadedModel:
         context: int | None = None,
         kind: Compute = "scoring",
     ) -> float:
-        """Returns FLOPs per token, all passes counted operation by operation (docs/compute.md).
+        """Counts FLOPs per token over all passes, operation by operation (docs/compute.md).
 
         Args:
-            context: Tokens in a sequence, by default as many as a window of the training has.
-            kind: Whether FLOPs of scoring in one pass, training or generation are counted.
+            context: Length of the sequence in tokens, by default the window of the training.
+            kind: Computation to count: scoring in one pass, training, or generation.
         """
         _check_choice("kind", kind, Compute)
         tokens = self.model.config.block_size

@@ -1,7 +1,8 @@
-"""Options that commands share: checkpoint, device, data, files; and what they name.
+"""Options that commands share: checkpoint, device, data and files.
 
-A command declares options with the ``add_`` functions, and opens what they name with
-``open_with_data`` or ``load_with_tokenizer``; `evaluation.output` checks and writes its files.
+A command declares options with the ``add_`` functions, and loads the models and data that they
+select with ``open_with_data`` or ``load_with_tokenizer``; `evaluation.output` checks and writes
+its files.
 """
 
 import dataclasses
@@ -43,14 +44,14 @@ CARRIED = (
     "batch_size",
     "eval_batch_size",
 )
-"""Arguments of the checkpoint's own data that other data take over: how text is read, not which."""
+"""Arguments of the checkpoint's data that other data inherit: how text is read, not which text."""
 
 
 # ---- options: checkpoint, device, files
 
 
 def add_model_arguments(parser: ArgumentParser, *, required: bool = True) -> None:
-    """Declares which checkpoint to load, and how."""
+    """Declares the options of a checkpoint and of its model."""
     parser.add_argument(
         "--ckpt",
         type=str if required else str | None,
@@ -62,11 +63,11 @@ def add_model_arguments(parser: ArgumentParser, *, required: bool = True) -> Non
 
 
 def add_labelled_checkpoints(parser: ArgumentParser, note: str) -> None:
-    """Declares the options that name several checkpoints with labels, and how they are read.
+    """Declares the options of several labelled checkpoints and of their models.
 
     Args:
         parser: Parser of the command.
-        note: Sentence of the help about the checkpoints of this command.
+        note: Sentence for the help about the checkpoints of this command.
     """
     parser.add_argument(
         "--ckpt",
@@ -81,18 +82,18 @@ def add_labelled_checkpoints(parser: ArgumentParser, note: str) -> None:
 
 
 def add_which_argument(parser: ArgumentParser) -> None:
-    """Declares which checkpoint of a run is taken, where its folder is named."""
+    """Declares ``--which``, the checkpoint to take from the folder of a run."""
     parser.add_argument(
         "--which",
         type=Which,
         default="last",
-        help="Of a folder's run the furthest checkpoint (last), or the best one by the value that "
-        "the training ranked them by (best). Files cannot be named with best.",
+        help="Checkpoint to take from a run's folder: that with the most steps (last), or the best "
+        "one by the monitored value of its training (best). Files cannot be named with best.",
     )
 
 
 def add_run_arguments(parser: ArgumentParser) -> None:
-    """Declares how models run, whichever they are."""
+    """Declares the options of running any model: device, ``--set`` and ``--packages``."""
     add_device_arguments(parser)
     parser.add_argument(
         "--set",
@@ -104,27 +105,31 @@ def add_run_arguments(parser: ArgumentParser) -> None:
 
 
 def add_packages_argument(parser: ArgumentParser) -> None:
-    """Declares which packages of the user hold classes of checkpoints."""
+    """Declares ``--packages``, the user's packages with classes that checkpoints name."""
     parser.add_argument("--packages", type=list[str] | str, default=[], help=PACKAGES_HELP)
 
 
 def add_device_arguments(parser: ArgumentParser) -> None:
-    """Declares where models run, and in which precision."""
+    """Declares the device and the precision of models."""
     parser.add_argument(
-        "--device", type=Device, default="auto", help="Where to run; auto takes a GPU if any."
+        "--device",
+        type=Device,
+        default="auto",
+        help="Device to run on; auto takes a GPU if there is one.",
     )
     parser.add_argument(
         "--precision",
         type=Precision,
         default="32",
-        help="Of matrix products; weights stay float32. On GPUs since Ampere tf32 is several times "
-        "faster than 32, with relative errors up to 1e-3; bf16 is faster still, with 1e-2.",
+        help="Precision of matrix products; weights stay float32. On GPUs since Ampere tf32 is "
+        "several times faster than 32, with relative errors up to 1e-3; bf16 is faster still, "
+        "with 1e-2.",
     )
     parser.add_argument("--cudnn_attention", type=bool, default=False, help=CUDNN_ATTENTION_HELP)
 
 
 def add_tokenizer_argument(
-    parser: ArgumentParser, help: str = "Tokenizer name, where the checkpoint names none."
+    parser: ArgumentParser, help: str = "Tokenizer name, for checkpoints without one."
 ) -> None:
     """Declares ``--tokenizer``, see ``load_own_tokenizer``."""
     parser.add_argument("--tokenizer", type=str | None, default=None, help=help)
@@ -136,13 +141,13 @@ def add_budget_argument(parser: ArgumentParser, help: str) -> None:
 
 
 def add_file_arguments(parser: ArgumentParser, **files: str) -> None:
-    """Declares the files that a command writes where they are named; ``output`` is the result.
+    """Declares optional output files of a command; ``output`` is the file of the result.
 
-    ``evaluation.output.check_targets`` checks their places before the work starts.
+    ``evaluation.output.check_targets`` checks their folders before the work starts.
 
     Args:
         parser: Parser of the command.
-        **files: Name and help of each option.
+        **files: Help of each option, by its name.
     """
     for name, help in files.items():
         parser.add_argument(f"--{name}", type=str | None, default=None, help=help)
@@ -152,7 +157,7 @@ def add_file_arguments(parser: ArgumentParser, **files: str) -> None:
 
 
 def add_data_arguments(parser: ArgumentParser) -> None:
-    """Declares which data to score, and how much; see ``add_corpus_arguments``."""
+    """Declares the data to score, and their amount; see ``add_corpus_arguments``."""
     add_corpus_arguments(parser)
     add_batch_arguments(parser)
 
@@ -169,43 +174,44 @@ def add_batch_arguments(parser: ArgumentParser) -> None:
         "--limit_batches",
         type=PositiveInt | None,
         default=None,
-        help="Score that many batches only.",
+        help="Number of batches to score (null: all).",
     )
 
 
 def add_corpus_arguments(parser: ArgumentParser) -> None:
-    """Declares which data to read, see ``data_recipe``."""
+    """Declares the data to read, see ``data_recipe``."""
     parser.add_subclass_arguments(
         LanguageDataModule,
         "data",
         required=False,
-        help="Corpus to read. What is not given is taken from the checkpoint's own data.",
+        help="Corpus to read. Options left out default to the checkpoint's data.",
     )
     parser.add_argument("--split", type=Split, default="val", help="Documents to read.")
 
 
 def carried(arguments: Mapping[str, Any], *more: str) -> dict[str, Any]:
-    """Returns the init arguments of the checkpoint's data that other data take over.
+    """Returns the init arguments of the checkpoint's data that other data inherit.
 
     Args:
         arguments: Init arguments of the checkpoint's data.
-        *more: Names to take besides ``CARRIED``.
+        *more: Further names to inherit, besides ``CARRIED``.
     """
     return {key: arguments[key] for key in (*CARRIED, *more) if key in arguments}
 
 
 def data_recipe(settings: Namespace, checkpoint: Checkpoint) -> Recipe | None:
-    """Returns the recipe of the typed data, completed by the checkpoint's data.
+    """Returns the recipe of the data on the command line, completed by the checkpoint's data.
 
     Args:
-        settings: Of the command; ``data`` holds the words of ``--data`` and of options below it.
-        checkpoint: Its data are the default.
+        settings: Settings of the command; ``data`` holds the arguments of ``--data`` and of the
+            options below it.
+        checkpoint: Checkpoint whose data are the default.
 
     Returns:
-        The recipe, or None where no data are typed and the checkpoint has none.
+        The recipe, or None if no data are given and the checkpoint has none.
 
     Raises:
-        ArgumentError: If the words name no data, or options that the data do not have.
+        ArgumentError: If the arguments name no data class, or options that it does not have.
     """
     recipe = checkpoint.data_recipe
     if settings.data:
@@ -216,15 +222,15 @@ def data_recipe(settings: Namespace, checkpoint: Checkpoint) -> Recipe | None:
     return {**recipe, "init_args": {**recipe["init_args"], **sizes}}
 
 
-def _parse_data(words: Sequence[str], trained: Recipe | None, split: Split) -> Recipe | None:
-    """Returns the recipe of the data that words name, see ``data_recipe``; null names none."""
+def _parse_data(argv: Sequence[str], trained: Recipe | None, split: Split) -> Recipe | None:
+    """Parses the arguments of ``--data``, see ``data_recipe``; null stands for no data."""
     import_public_classes("datamodules")  # the parser knows the short names of imported classes
     parser = ExactParser(exit_on_error=False)
     parser.add_subclass_arguments(LanguageDataModule, "data")
     if trained is None:
-        chosen = parser.parse_args(words).data
+        chosen = parser.parse_args(argv).data
         return None if chosen is None else chosen.as_dict()
-    typed = parse_over(parser, {"data": trained}, words).data
+    typed = parse_over(parser, {"data": trained}, argv).data
     if typed is None:
         return trained
     recipe = _default_recipe(trained, typed, split)
@@ -234,14 +240,14 @@ def _parse_data(words: Sequence[str], trained: Recipe | None, split: Split) -> R
 def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
     """Returns the part of the checkpoint's recipe that the typed options are laid over.
 
-    Another class begins with its own defaults, and takes over only how text is read. Where text
-    files to score are typed alone, the files of the training are left out, as they would be
-    tokenised once more with them.
+    A different class starts from its defaults and inherits only how text is read. If only text
+    files to score are typed, the training's files are dropped, since they would be tokenised again
+    together with them.
 
     Args:
-        trained: Recipe of the checkpoint's data, or of the corpus that they are made of.
-        typed: The same with the typed options alone.
-        split: The documents to read.
+        trained: Recipe of the checkpoint's data, or of the corpus inside it.
+        typed: The typed options at the same level.
+        split: Split to read.
     """
     arguments = trained.get("init_args", {})
     inner = arguments.get("corpus")
@@ -265,13 +271,13 @@ def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
     return {"class_path": trained["class_path"], "init_args": arguments}
 
 
-# ---- what the options name
+# ---- models, tokenizers and data that the options select
 
 
-def chosen(settings: Namespace, kind: type[_Config]) -> _Config:
-    """Returns a dataclass with the fields that the command line gives."""
-    fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]
-    return kind(**{field.name: settings[field.name] for field in fields})
+def chosen(settings: Namespace, cls: type[_Config]) -> _Config:
+    """Builds a dataclass from the options of the same names."""
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return cls(**{field.name: settings[field.name] for field in fields})
 
 
 def load_checkpoint(settings: Namespace) -> Checkpoint:
@@ -294,12 +300,12 @@ def model_changes(
     """Returns the fields of the model's config that ``--set`` and ``--budget`` change.
 
     Args:
-        settings: Options of the command, which may have no ``--budget``.
-        checkpoint: Its config is changed.
-        budget: The budget of models that have one, where none is typed; None keeps the trained one.
+        settings: Options of the command, with or without ``--budget``.
+        checkpoint: Checkpoint whose config is changed.
+        budget: Default for models with a budget if none is typed; None keeps the trained one.
 
     Raises:
-        ValueError: If a budget is typed that has no effect, or differs from ``--set``.
+        ValueError: If the typed budget has no effect, or contradicts ``--set``.
     """
     typed, changes = settings.get("budget"), dict(settings["set"])
     recipe = checkpoint.model_recipe
@@ -328,7 +334,7 @@ def load_own_tokenizer(
     """Returns the tokenizer of ``--tokenizer``, or the checkpoint's.
 
     Raises:
-        ValueError: If there is none, or its ids mean other text than in training.
+        ValueError: If there is none, or its ids do not mean the same text as in training.
     """
     name = settings.get("tokenizer")
     tokenizer = build_tokenizer(checkpoint) if name is None else load_tokenizer(name)
@@ -346,10 +352,10 @@ def load_own_tokenizer(
 def open_with_data(
     settings: Namespace,
 ) -> tuple[Checkpoint, dict[str, Any], LanguageDataModule]:
-    """Returns the checkpoint that the options name, changes of its config, and prepared data.
+    """Returns the checkpoint that the options name, the changes to its config, and prepared data.
 
     Raises:
-        ValueError: If the data do not fit the model; where possible, before text is prepared.
+        ValueError: If the data do not fit the model; if possible, before text is prepared.
     """
     checkpoint = load_checkpoint(settings)
     data = build_data(checkpoint, data_recipe(settings, checkpoint))

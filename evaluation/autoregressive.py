@@ -1,10 +1,10 @@
-"""Scores that are strictly causal by construction: each target from the prefix before it alone.
+"""Strictly causal scores: each sampled target given its prefix only.
 
-In a window that is scored in one pass, later tokens may decide how much is computed for earlier
-ones (Thoughtbubbles' top-k over the whole sequence). Here the model never holds a later token: for
-a sample of targets it scores x_{t+1} after the prefix up to t, which has a budget of its own
-(arXiv 2510.00219, section 5.1 and App. E.1). The same targets are scored blockwise too, so that
-the difference is paired.
+In a window scored in one pass, later tokens may decide how much is computed for earlier ones
+(Thoughtbubbles' top-k over the whole sequence). Here the model never sees a later token: for a
+sample of targets it scores x_{t+1} after the prefix up to t, with a separate budget for each
+prefix (arXiv 2510.00219, section 5.1 and App. E.1). The same targets are also scored blockwise,
+for paired differences.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,24 +27,24 @@ from lightning_models.outputs import Likelihood
 
 Batch = dict[str, Any]
 
-# Second half of the Philox key; `datamodules.text` and `.order` have 1 and 2 for training data.
+# Second half of the Philox key; `datamodules.text` and `.order` use 1 and 2 for training data.
 _POSITIONS = 3
 
 
 @dataclass(frozen=True)
 class DrawnTargets:
-    """Targets drawn from a split, and the windows that they lie in."""
+    """Targets drawn from a split, and the windows that contain them."""
 
     windows: dict[str, Tensor]
-    """Keys of the split's batches, (R, ...) each: the windows with at least one drawn target."""
+    """The R windows with at least one drawn target, under the keys of batches, (R, ...) each."""
     row: Tensor
     """Window of each target, int64 (N,), below R."""
     column: Tensor
-    """Place of each target in its window, int64 (N,): its prefix has ``column + 1`` tokens."""
+    """Position of each target in its window, int64 (N,): its prefix has ``column + 1`` tokens."""
     of: int
-    """Targets that these were drawn from."""
+    """Number of targets drawn from."""
     num_bytes: Tensor | None = None
-    """UTF-8 bytes of each target, int64 (N,); None where the data do not count them by target."""
+    """UTF-8 bytes of each target, int64 (N,), or None if the data do not count them by target."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -57,31 +57,32 @@ class PairedScores:
     prefix: Tensor
     """Float64 (N,)."""
     blockwise: Tensor | None
-    """Float64 (N,); None where a part of the likelihood belongs to whole windows only."""
+    """Float64 (N,), or None if part of the likelihood belongs to whole windows only."""
     num_bytes: int | None
-    """UTF-8 bytes of the targets; None where they are not known."""
+    """UTF-8 bytes of the targets, or None if unknown."""
     of: int
-    """Targets that these were drawn from."""
+    """Number of targets drawn from."""
     likelihood: Likelihood
     """Kind of the blockwise likelihood."""
     causal: bool
-    """Whether the blockwise scores are causal; those from prefixes always are."""
+    """Whether the blockwise scores are causal; scores from prefixes always are."""
     prefix_likelihood: Likelihood
     """Kind of the likelihood from prefixes.
 
-    What made ``noncausal`` ones inexact is gone: each conditional sees its prefix only, and is
-    normalised. Methods that infer something from the prefix make estimates.
+    It is exact for ``noncausal`` models too: each conditional sees its prefix only, and is
+    normalised. Methods that infer latents from the prefix give estimates.
     """
 
     @property
     def totals(self) -> Totals:
-        """The sums over the scores from prefixes."""
+        """Sums of the scores from prefixes."""
         return Totals(self.prefix.sum().item(), len(self.prefix), self.num_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns what goes with ``totals``, as plain values under the keys of the JSON file.
+        """Returns the entries of the JSON file besides ``totals``, as plain values.
 
-        ``difference`` is autoregressive minus blockwise, with the error of paired differences.
+        ``difference`` is autoregressive minus blockwise, with the standard error of paired
+        differences.
         """
         blockwise, difference = None, None
         if self.blockwise is not None:
@@ -109,26 +110,29 @@ class PairedScores:
 def draw_targets(
     source: BatchSource, *, batches: int, positions: int | None, seed: int
 ) -> DrawnTargets:
-    """Returns targets drawn uniformly without replacement, in the order of the split.
+    """Draws targets uniformly without replacement, in the order of the split.
 
-    Each target gets a random number of its own, by its number in the split, and the smallest win:
-    the same targets for every model and batch size, and those of a small draw are in larger ones.
+    Each target has a random number that depends on its index in the split only, and the smallest
+    ones win: the draw is the same for every model and batch size, and a larger draw contains it.
 
-    Drawn from are the split's first ``batches``; ``positions`` may be more than there are, or None
-    for all.
+    Args:
+        source: Batches of the split.
+        batches: Number of batches to draw from, the first ones.
+        positions: Number of targets to draw; None, or more than there are, draws all.
+        seed: Seed of the draw.
 
     Raises:
-        ValueError: if these batches have no targets.
+        ValueError: If these batches have no targets.
     """
     philox = np.random.Philox(key=[seed, _POSITIONS])
     keys: list[np.ndarray] = []
-    places: list[np.ndarray] = []  # each (n, 3): number of the batch, row, column
+    places: list[np.ndarray] = []  # each (n, 3): index of the batch, row, column
     count = 0
     for n in tqdm(range(batches), desc="drawing", unit=" batches", disable=None):
-        found = np.argwhere(source.batch(n)["targets"].numpy() != IGNORE)
-        count += len(found)
-        keys.append(philox.random_raw(len(found)))
-        places.append(np.insert(found, 0, n, axis=1))
+        indices = np.argwhere(source.batch(n)["targets"].numpy() != IGNORE)  # (n, 2)
+        count += len(indices)
+        keys.append(philox.random_raw(len(indices)))
+        places.append(np.insert(indices, 0, n, axis=1))
         if positions is not None:
             keys, places = _smallest(np.concatenate(keys), np.concatenate(places), positions)
     if not count:
@@ -137,10 +141,10 @@ def draw_targets(
 
 
 def _smallest(
-    keys: np.ndarray, places: np.ndarray, number: int
+    keys: np.ndarray, places: np.ndarray, count: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns the ``number`` smallest keys and their places, in the order that they came in."""
-    kept = np.sort(np.argsort(keys, kind="stable")[:number])
+    """Returns the ``count`` smallest keys and their places, in the order of the input."""
+    kept = np.sort(np.argsort(keys, kind="stable")[:count])
     return [keys[kept]], [places[kept]]
 
 
@@ -156,7 +160,7 @@ def _as_drawn(source: BatchSource, places: np.ndarray, of: int) -> DrawnTargets:
 
 
 def _sizes(source: BatchSource, places: np.ndarray) -> Tensor | None:
-    """Returns the UTF-8 bytes of the targets at ``places`` (N, 3), batch numbers ascending."""
+    """Returns the UTF-8 bytes of the targets at ``places`` (N, 3), batch indices ascending."""
     if not hasattr(source, "target_sizes"):
         return None
     parts = []
@@ -167,7 +171,7 @@ def _sizes(source: BatchSource, places: np.ndarray) -> Tensor | None:
 
 
 def _windows(source: BatchSource, places: np.ndarray) -> dict[str, Tensor]:
-    """Returns the windows at ``places`` (R, 2), batch numbers ascending and rows in them."""
+    """Returns the windows at ``places`` (R, 2), sorted by the index of the batch, then by row."""
     parts: list[dict[str, Tensor]] = []
     for n in np.unique(places[:, 0]):
         batch = source.batch(int(n))
@@ -185,9 +189,9 @@ def score_pairs(
     precision: Precision = "32",
     compute: ComputeCounter | None = None,
 ) -> PairedScores:
-    """Returns what the model makes of the drawn targets, from their prefixes and blockwise.
+    """Scores the drawn targets given their prefixes, and blockwise.
 
-    The tokenizer's EOS stands at padded inputs; a batch of prefixes has no more tokens than
+    Prefixes are padded with the tokenizer's EOS; a batch of prefixes has no more tokens than
     ``batch_size`` windows. ``compute`` counts the additional steps of the targets after their
     prefixes, and the FLOPs of their whole windows.
     """
@@ -196,12 +200,12 @@ def score_pairs(
     groups = list(bucket_by_length(drawn.column + 1, most_tokens))
     batches = compute.watch(prefix_batch(drawn, chosen, tokenizer.eos_id) for chosen in groups)
     with recording(**compute.steps):
-        prefix, kind = _prefix_nats(model, groups, batches, precision)
+        prefix, likelihood = _prefix_nats(model, groups, batches, precision)
     with recording(flops=compute.count_flops):
         blockwise = _blockwise_nats(model, drawn, batch_size, precision)
     return PairedScores(
         prefix=prefix,
-        prefix_likelihood="exact" if kind == "noncausal" else kind,
+        prefix_likelihood="exact" if likelihood == "noncausal" else likelihood,
         blockwise=blockwise,
         num_bytes=None if drawn.num_bytes is None else int(drawn.num_bytes.sum()),
         of=drawn.of,
@@ -213,24 +217,28 @@ def score_pairs(
 def _prefix_nats(
     model: LanguageModel, groups: list[Tensor], batches: Iterable[Batch], precision: Precision
 ) -> tuple[Tensor, Likelihood]:
-    """Returns the nats (N,) of all targets and their kind; ``groups`` has those of each batch."""
+    """Returns the nats (N,) of all targets and the kind of likelihood.
+
+    ``groups`` has the indices of the targets of each batch.
+    """
     total = sum(map(len, groups))
     nats = torch.empty(total, dtype=torch.float64)
-    kind = model.likelihood
+    likelihood = model.likelihood
     with tqdm(total=total, desc="prefixes", unit=" positions", disable=None) as bar:
         for chosen, batch in zip(groups, batches, strict=True):
             scores = score_batch(model, batch, precision)
-            likelihood = scores.log_prob.double().sum(dim=1) + scores.sequence_term.double()
-            nats[chosen], kind = -likelihood.detach().cpu(), scores.kind
+            # a row has one target, so the sum over its columns is that target's log-probability
+            log_prob = scores.log_prob.double().sum(dim=1) + scores.sequence_term.double()
+            nats[chosen], likelihood = -log_prob.detach().cpu(), scores.kind
             bar.update(len(chosen))
-    return nats, kind
+    return nats, likelihood
 
 
 def bucket_by_length(lengths: Tensor, most_tokens: int) -> Iterator[Tensor]:
-    """Yields the numbers (n,) of rows of similar ``lengths``, int64 (N,), each number once.
+    """Yields groups of indices (n,) of rows of similar ``lengths``, int64 (N,), each index once.
 
-    A group takes at most ``most_tokens`` with its padding; a longer row is a group of its own. The
-    longest come first, so that too little memory shows at once.
+    A group has at most ``most_tokens`` tokens with its padding; a longer row is a group by itself.
+    The longest rows come first, so that a lack of memory shows at once.
     """
     order = lengths.argsort(stable=True, descending=True)
     start = 0
@@ -241,22 +249,21 @@ def bucket_by_length(lengths: Tensor, most_tokens: int) -> Iterator[Tensor]:
 
 
 def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
-    """Returns the batch of the prefixes of the targets numbered ``chosen`` (B,).
+    """Returns the batch of the prefixes of the targets with indices ``chosen`` (B,).
 
-    It has the keys of `datamodules.text.as_batch` but ``num_bytes``, and ``context``, the tokens
-    of each prefix. The only target of a row is
-    the one after its prefix. Prefixes keep the number of their window, so that what a method
-    draws at random is the same in each of them and blockwise.
+    It has the keys of `datamodules.text.as_batch` except ``num_bytes``, and ``context``, the length
+    of each prefix. The only target of a row is the one after its prefix. Prefixes keep the
+    ``sequence_id`` of their window, so that a method's random draws are the same as blockwise.
     """
-    row, last = drawn.row[chosen], drawn.column[chosen, None]
-    place = torch.arange(int(last.max()) + 1)
+    row, last = drawn.row[chosen], drawn.column[chosen, None]  # (B,), (B, 1)
+    position = torch.arange(int(last.max()) + 1)  # (T,), T the longest prefix
     tokens, targets, mask = (
-        drawn.windows[key][row, : len(place)] for key in ("tokens", "targets", "mask")
+        drawn.windows[key][row, : len(position)] for key in ("tokens", "targets", "mask")
     )
-    mask = mask & (place <= last)
+    mask = mask & (position <= last)  # (B, T), padding follows each prefix
     return {
         "tokens": torch.where(mask, tokens, eos_id),
-        "targets": torch.where(place == last, targets, IGNORE),
+        "targets": torch.where(position == last, targets, IGNORE),
         "mask": mask,
         "sequence_id": drawn.windows["sequence_id"][row],
         "context": drawn.column[chosen] + 1,
@@ -266,7 +273,7 @@ def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
 def _blockwise_nats(
     model: LanguageModel, drawn: DrawnTargets, batch_size: int, precision: Precision
 ) -> Tensor | None:
-    """Returns the nats (N,) in whole windows; None if those have terms that no target owns."""
+    """Returns the nats (N,) in whole windows, or None if windows have terms of no single target."""
     parts = []
     groups = torch.arange(len(drawn.windows["tokens"])).split(batch_size)
     for rows in tqdm(groups, desc="blockwise", unit=" batches", disable=None):

@@ -18,18 +18,18 @@ from lightning_models.recipe_options import (
 DATA_HELP = "--data.help"
 DEBUG_FLAG = "--debug"
 ONE_PROCESS = (
-    "torchrun has started several processes, but evaluate.py is one; start it with python. Several "
-    "score a corpus with torchrun ... train.py validate | test --ckpt_path CKPT"
+    "torchrun has started several processes, but evaluate.py runs in one; start it with python. To "
+    "score a corpus with several, use torchrun ... train.py validate | test --ckpt_path CKPT"
 )
 
 COMMANDS = {
     "perplexity": ("perplexity", "Score a corpus: perplexity and bits per byte."),
-    "zero_shot": ("zero_shot", "Score seven sets of texts of other kinds."),
+    "zero_shot": ("zero_shot", "Score seven sets of out-of-domain texts."),
     "tasks": ("tasks.command", "Score tasks of lm-evaluation-harness: LAMBADA, HellaSwag, BLiMP."),
     "reason": ("reason.command", "Ask questions with known right answers, and time them."),
     "quality": ("quality", "Compare its texts with human ones: MAUVE, perplexity."),
     "reversal": ("reversal", "Ask for a relation that the prompt states in reverse."),
-    "scaling": ("scaling", "Fit power laws through results of perplexity."),
+    "scaling": ("scaling", "Fit power laws to results of perplexity."),
     "sweep": ("sweep", "Compare perplexity with the steps and FLOPs it takes."),
     "compare": ("compare", "Compare any runs: tables, plots, curves, FLOPs."),
     "generate": ("generate", "Continue prompts."),
@@ -37,7 +37,7 @@ COMMANDS = {
     "import": ("importing", "Write a checkpoint from transformers weights."),
     "export": ("exporting", "Write a model for transformers, a folder, or one file."),
 }
-"""Name -> module of this package with ``add_arguments`` and ``run``; what the command does."""
+"""Module with ``add_arguments`` and ``run``, and summary of each command, by its name."""
 
 
 class ExactParser(ExactOptions, ArgumentParser):  # type: ignore[misc]
@@ -47,12 +47,12 @@ class ExactParser(ExactOptions, ArgumentParser):  # type: ignore[misc]
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
-    It is 2 for bad input, which is reported in one line on stderr; with ``--debug`` or the
-    environment variable DEBUG=1 such errors keep their traceback, as defects always do. Ctrl-C ends
-    with 130.
+    Bad input is reported in one line on stderr with exit code 2; with ``--debug`` or the
+    environment variable DEBUG=1 such errors keep their traceback, as defects always do. Ctrl-C
+    exits with 130.
 
     Args:
-        args: The command line; None takes that of the process.
+        args: The command line, by default ``sys.argv[1:]``.
     """
     argv = sys.argv[1:] if args is None else list(args)
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -97,13 +97,13 @@ def _run(argv: Sequence[str]) -> None:
 
 
 def parse(argv: Sequence[str]) -> tuple[str, Namespace]:
-    """Returns the command that a command line names, and its settings.
+    """Returns the command of a command line, and its settings.
 
     Options of ``--data`` can be parsed only with the checkpoint's data, so ``settings.data`` is the
-    list of their words, for ``evaluation.arguments.data_recipe``.
+    list of their arguments, for ``evaluation.arguments.data_recipe``.
 
     Raises:
-        ArgumentError: If an option is not known, or its value is refused.
+        ArgumentError: If an option is unknown, or its value is invalid.
     """
     parser = build_parser(argv)
     if command_in(argv) and {"-h", "--help", DATA_HELP} & {word.partition("=")[0] for word in argv}:

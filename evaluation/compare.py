@@ -1,4 +1,4 @@
-"""``evaluate.py compare``: any set of runs as one comparison."""
+"""``evaluate.py compare``: tables, figures and a report of any set of runs."""
 
 import sys
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ from evaluation.run_metrics import (
     runs_frame,
     runs_with_loss,
 )
-from evaluation.runs import RunRecord, find_compared, reason_or_raise
+from evaluation.runs import RunRecord, find_compared, skip_reason
 from lightning_models.checkpoint import Which
 from lightning_models.generation import SamplingConfig
 from lightning_models.recipe import import_packages
@@ -74,8 +74,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "runs",
         type=str,
         nargs="+",
-        help="Checkpoints, folders of runs, or patterns in quotes; of a folder a checkpoint "
-        "of every run in it (--which). Methods may be mixed. NAME=PATH names the row.",
+        help="Checkpoints, folders of runs, or patterns in quotes; a folder stands for the "
+        "checkpoint (--which) of every run in it. Methods may be mixed. NAME=PATH names the row.",
     )
     add_which_argument(parser)
     add_device_arguments(parser)
@@ -85,13 +85,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str,
         default=DEFAULT_OUTPUT,
         help="Folder for report.html, report.md, runs.csv and the figures; an earlier comparison "
-        "in it is replaced. FILE.pdf: the figures alone, a page each.",
+        "in it is replaced. With FILE.pdf only the figures are written, a page each.",
     )
     add(
         "--sample_tokens",
         type=NonNegativeInt,
         default=40,
-        help="Tokens that the first run of each row writes for the report. 0: none.",
+        help="Length of the sample by the first run of each row, in tokens (0: no samples).",
     )
     add(
         "--label",
@@ -104,9 +104,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--skip_unreadable",
         action="store_true",
         default=False,
-        help="Leave out runs that cannot be read or scored, and say so, rather than stop.",
+        help="Leave out runs that cannot be read or scored, with a message, instead of stopping.",
     )
-    add("--title", type=str | None, default=None, help="Heading (null: how many runs).")
+    add("--title", type=str | None, default=None, help="Heading (null: the number of runs).")
     add("--introduction", type=str, default="", help="Paragraph below the heading.")
     add("--split", type=Split, default="val", help="Held-out documents to score.")
     add_batch_arguments(parser)
@@ -114,9 +114,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--stride",
         type=PositiveInt | None,
         default=None,
-        help="Score windows that begin that many tokens apart, so that each target follows at "
-        "least all but that many tokens of a window (null: as trained, mostly windows that do not "
-        "overlap). Bounds of whole windows and documents are scored as ever.",
+        help="Distance in tokens between the starts of overlapping windows, so that each target "
+        "has at least the rest of a window before it (null: as trained, mostly without overlap). "
+        "Bounds of whole windows and documents are scored without overlap.",
     )
 
 
@@ -125,20 +125,20 @@ class Comparison:
     """Runs that were scored on the same held-out text."""
 
     runs: pd.DataFrame
-    """A line a run, see ``run_metrics.runs_frame``."""
+    """One row a run, see ``run_metrics.runs_frame``."""
     report: ComparisonReport
-    """What they have in common, and tables of means over seeds."""
+    """Checks of shared properties, and tables of means over seeds."""
     records: Sequence[RunRecord]
-    """The runs, with what they have logged."""
+    """The runs with their logs."""
 
     def curves(self) -> pd.DataFrame:
         """Returns the points of the figure's lines, see ``curves_frame``."""
         return curves_frame(runs_with_loss(self.runs), self.records)
 
     def compute(self) -> pd.DataFrame:
-        """Returns the shares of the FLOPs of each row's model, see ``compute_frame``.
+        """Returns the FLOPs of each row's model by part, see ``compute_frame``.
 
-        Models that do not say so are left out.
+        Models without such counts are left out.
         """
         outlines = {record.name: record.outline for record in self.records}
         counts = {}
@@ -150,10 +150,10 @@ class Comparison:
         return compute_frame(list(counts.values()), list(counts)) if counts else pd.DataFrame()
 
     def figures(self) -> dict[str, Any]:
-        """Returns the matplotlib figures by their files.
+        """Draws the matplotlib figures and returns them by the names of their files.
 
-        They are loss over tokens, training FLOPs and inference FLOPs, where a run has a loss of
-        text, and the shares of the FLOPs of one pass.
+        One shows loss over tokens, training FLOPs and inference FLOPs, if a run has a loss on text,
+        the other the shares of the FLOPs of one pass.
         """
         figures, drawn, compute = {}, runs_with_loss(self.runs), self.compute()
         if not drawn.empty:
@@ -174,7 +174,7 @@ def compare_runs(
     skip_unreadable: bool = False,
     sample_tokens: int = 0,
 ) -> Comparison:
-    """Returns runs of any methods, scored and compared; only their results are written.
+    """Scores and compares runs of any methods; only their results are written.
 
     Args:
         runs: Checkpoints, folders of runs, or patterns; NAME=PATH names the row.
@@ -182,15 +182,15 @@ def compare_runs(
         label: Keys of the models' config that name the rows, separated by commas; by default names
             or paths of the runs.
         title: Heading of the report, by default the number of runs.
-        introduction: Paragraph below it.
-        which: Of a folder's run the furthest checkpoint, or the best.
+        introduction: Paragraph below the heading.
+        which: Checkpoint to take from a run's folder: the one of the last step, or the best one.
         skip_unreadable: Whether to leave out runs that cannot be read or scored.
-        sample_tokens: Tokens that the first run of each row writes.
+        sample_tokens: Length of the sample by the first run of each row; 0 for no samples.
 
     Raises:
-        ValueError: if a run cannot be read or scored, or an option does not fit any.
+        ValueError: If a run cannot be read or scored, or an option applies to none of the runs.
     """
-    pick_device(options.device)  # refused before the work
+    pick_device(options.device)  # raises before the work
     records, left_out = find_compared(runs, skip=skip_unreadable, which=which)
     if options.stride is not None:
         _check_stride(records, options.stride)
@@ -223,12 +223,12 @@ def run(settings: Namespace) -> None:
         write_pages(list(comparison.figures().values()), pages)
         print(f"{report_markdown(comparison.report)}\nwritten to {pages}")
         return
-    write_folder(folder, lambda place: write_report(comparison, place), FILES)
+    write_folder(folder, lambda path: write_report(comparison, path), FILES)
     print(f"{report_markdown(comparison.report)}\nwritten to {folder}")
 
 
 def write_report(comparison: Comparison, folder: Path) -> None:
-    """Writes all files of a comparison to a folder that is there."""
+    """Writes all files of a comparison to an existing folder."""
     pictures = {}
     for name, figure in comparison.figures().items():
         write_picture(figure, folder / name)
@@ -248,15 +248,15 @@ def write_report(comparison: Comparison, folder: Path) -> None:
 def make_samples(
     runs: pd.DataFrame, records: Sequence[RunRecord], options: ScoringOptions, tokens: int
 ) -> dict[str, str]:
-    """Returns a text by the first run of each row, that starts a document; the same each time.
+    """Returns a deterministic sample from the start of a document by the first run of each row.
 
-    Models that answer questions write none.
+    Models that answer questions have none.
     """
     by_name, samples = {record.name: record for record in records}, {}
     for run in runs.drop_duplicates("label").itertuples():
         record = by_name[run.run]
         if record.outline.reads == "reasoning" or pd.isna(getattr(run, NATS)):
-            continue  # a question is needed, or the run has diverged
+            continue  # the model needs a question, or the run has diverged
         limit = record.outline.context_limit
         most = tokens if limit is None else min(tokens, limit - 1)
         try:
@@ -280,7 +280,7 @@ def make_samples(
 def _check_stride(runs: Sequence[RunRecord], stride: int) -> None:
     strided = [run for run in runs if overlaps(run)]
     if not strided:
-        raise ValueError(f"stride ({stride}): rows of none of the runs can overlap; leave it out")
+        raise ValueError(f"stride ({stride}): no run has windows that can overlap; leave it out")
     for run in strided:
         size = run.outline.config.block_size
         if stride > size:
@@ -290,10 +290,10 @@ def _check_stride(runs: Sequence[RunRecord], stride: int) -> None:
 def _measure_all(
     runs: Sequence[RunRecord], options: ScoringOptions, *, skip: bool
 ) -> tuple[list[RunMetrics], dict[str, str]]:
-    """Returns the metrics of each run, and the runs that are left out with the reason.
+    """Returns the metrics of each run, and the reason for each run that is left out.
 
     Raises:
-        ValueError: if one cannot be scored and ``skip`` is false, or none can.
+        ValueError: If a run cannot be scored and ``skip`` is false, or none can.
     """
     metrics, left_out = [], {}
     for idx, one in enumerate(runs, start=1):
@@ -302,7 +302,7 @@ def _measure_all(
         try:
             metrics.append(measure(one, options))
         except ValueError as error:
-            left_out[path] = reason_or_raise(path, error, skip=skip)
+            left_out[path] = skip_reason(path, error, skip=skip)
     if not metrics:
         reason = next(iter(left_out.values()))
         raise ValueError(f"runs: none of them can be scored; {reason}")
@@ -313,18 +313,18 @@ def _measure_all(
 
 
 SCALARS = {BITS: "val/bpb", NATS: "val/loss"}
-"""What is logged of a loss."""
+"""Logged scalar of each loss."""
 
 
 def loss_key(runs: pd.DataFrame) -> str:
-    """Returns the loss that is drawn: bits per byte where all have it, else nats per token."""
+    """Returns the loss to draw: bits per byte if all runs have it, else nats per token."""
     return BITS if runs[BITS].notna().all() else NATS
 
 
 def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFrame:
-    """Returns the points of the figure's lines: what validations logged up to the checkpoint.
+    """Returns the points of the figure's lines: logged validations up to the checkpoint.
 
-    ``runs`` have a loss of text; ``records`` may be of other runs, too.
+    All ``runs`` need a loss on text; ``records`` may include other runs.
 
     Returns:
         ``run``, ``label``, ``steps``, ``tokens``, ``training_flops`` and the logged loss.
@@ -336,7 +336,7 @@ def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFra
         if tokens is None or flops is None or not steps:
             continue
         for step, value in sorted(logs[run["run"]].get(scalar, {}).items()):  # counted from 0
-            share = (step + 1) / steps  # tokens and FLOPs are taken to be even over the steps
+            share = (step + 1) / steps  # assumes as many tokens and FLOPs in each step
             if share <= 1:
                 cost = (step + 1, share * tokens, share * flops)
                 points.append((run["run"], run["label"], *cost, value))

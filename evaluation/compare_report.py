@@ -1,6 +1,6 @@
 """Report of a comparison: checks, columns, tables and notes, as Markdown and as an HTML page.
 
-All of it is made from the table of runs (``run_metrics.runs_frame``).
+Everything is computed from the table of runs (``run_metrics.runs_frame``).
 """
 
 import base64
@@ -30,24 +30,24 @@ from evaluation.tables import (
 )
 from lightning_models.atomic_files import check_folder
 
-# ---- checks: what the runs have in common
+# ---- checks: properties that runs share
 
 
 State = Literal["matched", "differs", "not known"]
 Agreement = tuple[State, str]
-"""Whether runs share a property, and the value that all share or the values with their runs."""
+"""Whether runs share a property, and the shared value or the values with their runs."""
 
 CLOSE_TOKENS, CLOSE_PARAMETERS, CLOSE_FLOPS = 0.01, 0.05, 0.05
-"""How far the largest may be above the smallest where runs are called matched."""
+"""Largest relative excess of the largest value over the smallest in matched runs."""
 MOST_NAMES = 4
 NONE = "none"
 DEFAULT_PRECISION = "32-true"
-"""Of the trainer, where a record says none."""
+"""The trainer's precision if a record has none."""
 HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
 
 
 def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
-    """Compares properties of all runs, those that make numbers incomparable first.
+    """Compares properties of all runs, starting with the ones that make numbers incomparable.
 
     Returns:
         ``state`` and ``detail`` of each property, see ``Agreement``.
@@ -88,7 +88,7 @@ def _context(run: pd.Series) -> str:
 
 
 def _windows(run: pd.Series) -> str:
-    """Returns the tokens of a window, and how many at least precede a target where they overlap."""
+    """Describes windows: their size and, if they overlap, the tokens before each target."""
     size, stride = run["context"], run["stride"]
     before = "" if stride in (None, size) else f", at least {size - stride} before each target"
     return f"windows of {size} tokens{before}"
@@ -103,7 +103,7 @@ def _short_hash(commit: str | None) -> str | None:
 
 
 def equal(values: pd.Series, form: str = "") -> Agreement:
-    """Returns whether all runs, by name, have one value; None stands for an unknown one."""
+    """Checks whether all runs, by name, have the same value; None stands for an unknown one."""
     groups: dict[Any, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(None if pd.isna(value) else value, []).append(str(name))
@@ -116,7 +116,7 @@ def equal(values: pd.Series, form: str = "") -> Agreement:
 
 
 def close(values: pd.Series, within: float, form: str = ",") -> Agreement:
-    """Returns whether the values of all runs are nearly the same."""
+    """Checks whether the values of all runs are within a relative distance of each other."""
     state, detail = equal(values, form)
     known = values.dropna()
     if state != "differs" or max(known) > (1 + within) * min(known):
@@ -126,7 +126,7 @@ def close(values: pd.Series, within: float, form: str = ",") -> Agreement:
 
 
 def same_parts(values: pd.Series) -> Agreement:
-    """Returns whether all runs, by name, have the same dict; names the keys that differ."""
+    """Checks whether all runs, by name, have the same dict, and names the keys that differ."""
     keys = list(dict.fromkeys(key for one in values for key in one))
     different = [key for key in keys if len({str(one.get(key)) for one in values}) > 1]
     if not different:
@@ -138,8 +138,8 @@ def same_parts(values: pd.Series) -> Agreement:
 
 
 def _joined(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    own = [f"{key} {_shown(values[key], ',')}" for key in keys if key in values]
-    return ", ".join(own) or NONE
+    parts = [f"{key} {_shown(values[key], ',')}" for key in keys if key in values]
+    return ", ".join(parts) or NONE
 
 
 def _listed(groups: Mapping[Any, Sequence[str]], form: str = "") -> str:
@@ -162,30 +162,32 @@ def _shown(value: Any, form: str = "") -> str:
 
 
 TOKEN = {"all": "token", "lexical": "lexical token", ANSWERS: "answer token"}
-"""What nats are per, by what is counted."""
+"""Denominator of nats, by the targets that are counted."""
 PREFERRED = ("acc", "acc,none", "acc_norm", "acc_norm,none", "accuracy", "exact_match")
-"""The metric of a task that the report shows, if it has one of them; the CSV files have all."""
+"""Metrics of a task to show in the report, the first that exists; the CSV files have all."""
 FACTS = (
     *("run", "label", "seed", "checkpoint", "which", "model"),
     *("likelihood", "counted", "causal", "context", "stride"),
 )
-"""Columns of ``runs.csv`` that are no measured number."""
+"""Columns of ``runs.csv`` that are not measured."""
 MOST_COLUMNS = 8
-"""Of one table of the report, so that it fits a page."""
+"""Maximum number of columns of a table, so that it fits a page."""
 LOSS, SIZE, COST, TASKS = "Loss", "Size and training", "Inference", "Tasks"
 
 
 def _likelihood_columns() -> dict[str, TableColumn]:
-    """Returns columns of which none has two kinds of likelihood, or two kinds of tokens."""
+    """Returns separate columns for each kind of likelihood and each kind of counted targets."""
     columns = {}
-    for kind, name in KINDS.items():
+    for likelihood, name in KINDS.items():
         for counted, token in TOKEN.items():
             end = "" if counted == "all" else f"_{counted}"
-            columns[f"{NATS}_{kind}{end}"] = TableColumn(f"nats/{token} ({name})", FOUR, LOSS)
-            columns[f"{PERPLEXITY_KEYS[kind]}{end}"] = TableColumn(f"perplexity ({name})", TWO)
+            columns[f"{NATS}_{likelihood}{end}"] = TableColumn(f"nats/{token} ({name})", FOUR, LOSS)
+            perplexity = f"{PERPLEXITY_KEYS[likelihood]}{end}"
+            columns[perplexity] = TableColumn(f"perplexity ({name})", TWO)
     for end, of in (("", ""), (f"_{ANSWERS}", " of answers")):
-        for kind, name in KINDS.items():
-            columns[f"{BITS}_{kind}{end}"] = TableColumn(f"bits/byte{of} ({name})", FOUR, LOSS)
+        for likelihood, name in KINDS.items():
+            key = f"{BITS}_{likelihood}{end}"
+            columns[key] = TableColumn(f"bits/byte{of} ({name})", FOUR, LOSS)
     return columns
 
 
@@ -209,18 +211,18 @@ COLUMNS = {
     "tokens_per_second": TableColumn("training tokens/s", WHOLE, SIZE),
     "val_accuracy": TableColumn("right answers (val)", THREE, LOSS),
 }
-"""Numbers of a run in the order of the CSV files, before the scores of tasks."""
+"""Measured columns in the order of the CSV files, before the scores of tasks."""
 
 
 def number_keys(runs: pd.DataFrame) -> list[str]:
-    """Returns the columns of ``COLUMNS`` and of tasks that some run has a number of."""
-    found = runs.columns[runs.notna().any()]
+    """Returns the columns of ``COLUMNS`` and of tasks in which some run has a value."""
+    present = runs.columns[runs.notna().any()]
     tasks = [f"{task}_{key}" for task, names in _metrics(runs).items() for key in names]
-    return [key for key in COLUMNS if key in found] + list(dict.fromkeys(tasks))
+    return [key for key in COLUMNS if key in present] + list(dict.fromkeys(tasks))
 
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the content of ``runs.csv``: a line a run, ``FACTS`` and the numbers there are."""
+    """Returns the content of ``runs.csv``: one row a run, ``FACTS`` and the measured columns."""
     return runs[[*FACTS, *number_keys(runs)]]
 
 
@@ -237,7 +239,7 @@ def _metrics(runs: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def shown_tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Returns tables as people read them, by heading: a line a row of the report, means of it."""
+    """Returns readable tables of the report by heading: means over the runs of each label."""
     columns = dict(COLUMNS)
     for task, names in _metrics(runs).items():
         metric = next((name for name in PREFERRED if name in names), names[0])
@@ -259,7 +261,7 @@ def shown_tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def shown_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns a line a run, as text: where it lies, and what it was scored on."""
+    """Returns one row a run, as text: its checkpoint, and the text that it was scored on."""
     return pd.DataFrame(
         {
             "row": runs["label"],
@@ -287,10 +289,10 @@ def _scored_on(run: pd.Series) -> str:
 
 
 SEVERAL_SEEDS = "Means over seeds, in brackets the smallest and the largest value."
-ONE_SEED = "One seed a row: nothing is known about the spread."
+ONE_SEED = "One seed a row: the spread over seeds is unknown."
 BOUND = (
-    "Bound: the model's likelihood is known from below only, so its loss is at most the number "
-    "shown; it has columns of its own and is not to be compared with exact ones."
+    "Bound: only a lower bound of the model's likelihood is known, so its loss is at most the "
+    "number shown; it has separate columns and must not be compared with exact losses."
 )
 NOT_CAUSAL = (
     "Not causal: a token's score may depend on later tokens; the loss of the text written from "
@@ -300,23 +302,23 @@ OTHER_TARGETS = (
     "Nats per token count different targets in different rows, so they have separate columns; "
     "bits per byte count all targets and the bytes of the text."
 )
-OTHER_TEXT = "Different text was scored in different rows: their losses are not to be compared."
+OTHER_TEXT = "Rows were scored on different text: their losses must not be compared."
 MARKERS = (
-    "Where sentences are marked, tokens are those of the text, and the FLOPs of the markers are "
-    "shared among them."
+    "If sentences are marked, only tokens of the text count, and the FLOPs of the markers are "
+    "distributed over them."
 )
 PART_OF_SPLIT = "Some runs were scored on a part of the split only: see the table of all runs."
 PART_OF_TASK = "Some tasks were scored on a part of their examples only: see below."
 PLANNED = (
-    "Planned FLOPs: where texts decide what a training step computes, training FLOPs are those of "
-    "a full budget of streams; the step may have computed less."
+    "Planned FLOPs: if the compute of a training step depends on its text, training FLOPs assume a "
+    "full budget of streams; the step may have computed less."
 )
-SPEED = "Tokens per second are those logged in training, on whatever machine that was."
+SPEED = "Tokens per second were logged in training, on the machine of each run."
 COUNTED = "FLOPs are counted, not measured; a multiply-add is two."
 
 
 def make_notes(runs: pd.DataFrame) -> list[str]:
-    """Returns how to read the numbers that are there, a sentence or two each."""
+    """Returns explanatory notes for the columns present."""
     rows, keys = runs.groupby("label", sort=False), number_keys(runs)
     kinds, asked = set(runs["likelihood"]), [t["how"] for x in runs["tasks"] for t in x.values()]
     doubled = [_same_seeds(str(label), list(row["seed"])) for label, row in rows]
@@ -364,9 +366,9 @@ def _same_seeds(label: str, seeds: Sequence[str]) -> str:
 
 
 def make_differences(runs: pd.DataFrame) -> list[str]:
-    """Returns how the mean loss of each row differs from that of the first, where they compare.
+    """Returns sentences on the difference between the mean loss of each row and of the first row.
 
-    They do where both were scored on the same text, as the same kind of likelihood.
+    Rows are comparable if they were scored on the same text, with the same kind of likelihood.
     """
     key = BITS if runs[BITS].notna().all() else NATS
     unit = "bits per byte" if key == BITS else "nats per token"
@@ -374,7 +376,7 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
     rows = [row for row in rows if len(row)]
     sentences = []
     for row in rows[1:]:
-        pair, (first, own) = pd.concat([rows[0], row]), (rows[0].iloc[0], row.iloc[0])
+        pair, (first, other) = pd.concat([rows[0], row]), (rows[0].iloc[0], row.iloc[0])
         texts = {str(_held_out(one)) for one in pair["scored"]}
         kinds = pair["likelihood"].nunique(), pair["counted"].nunique()
         if len(texts) > 1 or kinds != (1, 1):
@@ -382,7 +384,7 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
         difference = row[key].mean() - rows[0][key].mean()
         better = "better" if difference < 0 else "worse"
         sentences.append(
-            f"{own['label']} minus {first['label']}: {difference:+.4f} {unit}"
+            f"{other['label']} minus {first['label']}: {difference:+.4f} {unit}"
             f"{'' if difference == 0 else f', {better}'} (lower is better)"
         )
     return sentences
@@ -391,18 +393,18 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
 # ---- report, as Markdown and as one HTML page
 
 
-SAMPLES = "What each model writes, from the start of a document"
+SAMPLES = "A sample of each model, from the start of a document"
 
 LOSS_FIGURE, COMPUTE_FIGURE = "loss.svg", "compute.svg"
 LOSS_ALT = "Loss against training tokens, training FLOPs and inference FLOPs per token"
 LOSS_CAPTION = (
-    "Lines: what validations have logged, on validation text (they may have read less than all of "
-    "it), means over seeds; a run with one validation is a cross. Large points: the scores of the "
-    "table. Bands and bars are the range of several seeds. Filled points and solid lines are "
-    "exact, causal likelihoods; hollow points and dashed lines are not."
+    "Lines: logged validation losses, possibly on a part of the validation text, means over seeds; "
+    "a run with one validation is a cross. Large points: the scores of the table. Bands and bars "
+    "are the range over seeds. Filled points and solid lines are exact, causal likelihoods; hollow "
+    "points and dashed lines are not."
 )
 COMPUTE_ALT = "Shares of the FLOPs of one pass through each model"
-COMPUTE_CAPTION = "What the FLOPs of one pass are spent on, at the context of the scores."
+COMPUTE_CAPTION = "FLOPs of one pass by part of the model, at the context of the scores."
 
 
 @dataclass(frozen=True)
@@ -423,27 +425,27 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """The content of a report, whatever its format."""
+    """Content of a report, independent of its format."""
 
     title: str
     introduction: str
-    """A paragraph, or nothing."""
+    """A paragraph, or an empty string."""
     checks: pd.DataFrame
     tables: Mapping[str, pd.DataFrame]
-    """Means over the seeds of a row, as text; by heading."""
+    """Means over the seeds of a row as text, by heading."""
     notes: Sequence[str]
     runs: pd.DataFrame
-    """A line a run, as text."""
+    """One row a run, as text."""
     left_out: Mapping[str, str]
-    """Runs that could not be read or scored, and why."""
+    """Reason for each run that could not be read or scored."""
     differences: Sequence[str] = ()
-    """How much the loss of each row is above or below that of the first one, a sentence each."""
+    """Loss difference between each row and the first one, a sentence each."""
     samples: Mapping[str, str] = field(default_factory=dict)
-    """A text that each row's first run has written."""
+    """Text written by the first run of each row."""
 
 
 def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> str:
-    """Returns the report as Markdown; ``figures`` are the files that lie next to it."""
+    """Returns the report as Markdown; ``figures`` are the names of the files next to it."""
     safe, checks, tables = escape_markdown, report.checks.itertuples(), report.tables.items()
     drawn = [figure for figure in FIGURES if figure.file in figures]
     parts = [
@@ -489,10 +491,10 @@ FILES = (
 
 
 def report_folder(target: str) -> Path:
-    """Returns the folder that a report is to be written to, having tried to write next to it.
+    """Returns the output folder of a report, after checking that its parent can be written to.
 
     Raises:
-        ValueError: If it is a file, has other files than an earlier report, or refuses files.
+        ValueError: If it is a file, holds anything but an earlier report, or is not writable.
     """
     folder = Path(target).expanduser()
     if folder.exists() and not folder.is_dir():

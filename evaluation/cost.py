@@ -1,4 +1,4 @@
-"""What a score costs: FLOPs as papers and as we count them, steps, wall time (docs/compute.md)."""
+"""Cost of a score: FLOPs as papers and as we count them, steps, wall time (docs/compute.md)."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from lightning_models import LanguageModel
 from lightning_models.layers import recording
 
 Cost = dict[str, Any]
-"""What stands next to every score under the keys of the JSON files, see ``price``."""
+"""Cost entries of every score in the JSON files, see ``price``."""
 NAMES = {
     "flops_per_token": "FLOPs/scored token",
     "executed_steps": "executed steps",
@@ -23,11 +23,11 @@ NAMES = {
     "nominal_steps": "nominal steps",
     "seconds": "seconds",
 }
-"""Keys of a cost as people read them."""
+"""Displayed names of the keys of a cost."""
 
 
 def cost_cells(result: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the costs in a result as text by their names for people."""
+    """Formats the costs of a result, by their displayed names."""
     return {name: f"{result[key]:.4g}" for key, name in NAMES.items() if key in result}
 
 
@@ -46,22 +46,23 @@ def price(
     Args:
         model: The model that was scored.
         context: Average number of tokens in a sequence.
-        steps: Mean of the additional steps that were executed, or None for those that the model's
+        steps: Mean of the executed additional steps. Defaults to the steps that the model's
             configuration plans (``LanguageModel.passes_per_token``).
         seconds: Wall time from the first batch to the last.
-        flops: FLOPs per token that were counted, or None for the planned ones.
-        planned: FLOPs per token that the configuration plans, or None for those at ``context``.
+        flops: Counted FLOPs per token. Defaults to the planned ones.
+        planned: FLOPs per token that the configuration plans. Defaults to the model's FLOPs at
+            ``context``.
         rows_per_target: Positions computed for each target, more than one if rows overlap.
         expected: Mean of the additional steps that a router expects, if there is one.
 
     Returns:
-        ``flops_per_token`` of scoring, counted operation by operation; where texts decide what runs
-        (``LanguageModel.adaptive``) the FLOPs that ran, and absent if nothing was scored.
+        ``flops_per_token`` of scoring, counted operation by operation; for adaptive models
+        (``LanguageModel.adaptive``) the executed FLOPs, absent if nothing was scored.
         ``executed_steps``, additional passes per target. ``generation_flops_per_token``.
         ``flops_per_token_6nd``: 6 N (1 + steps) with N all parameters, which PonderLM-3 (arXiv
         2603.02023, section 4.2) calls inference FLOPs per token. ``expected_steps``, sum_{k >= 1}
-        w_k of a router. Where texts decide what runs ``nominal_flops_per_token`` and
-        ``nominal_steps``, as planned. ``seconds``. See docs/compute.md.
+        w_k of a router. For adaptive models the planned ``nominal_flops_per_token`` and
+        ``nominal_steps``. ``seconds``. See docs/compute.md.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     planned_steps = model.passes_per_token(context) - 1
@@ -84,9 +85,9 @@ def price(
 
 
 def mean_cost(results: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> Cost:
-    """Returns the cost of at least one text; what one of them lacks is absent.
+    """Returns the cost of one or more texts together; keys that a text lacks are left out.
 
-    FLOPs and steps are means that ``tokens`` weigh; seconds are added up.
+    FLOPs and steps are means weighted by ``tokens``; seconds are summed.
     """
     weights = tokens if sum(tokens) else [1] * len(results)
     means = {
@@ -98,7 +99,7 @@ def mean_cost(results: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> Co
     return {**means, "seconds": sum(result["seconds"] for result in results)}
 
 
-# ---- what FLOPs are spent on
+# ---- FLOPs by part of the model
 
 
 PARTS = ("output", "self_attention", "cross_attention", "feed_forward")
@@ -106,12 +107,10 @@ PARTS = ("output", "self_attention", "cross_attention", "feed_forward")
 
 
 def non_embedding_parameters(model: LanguageModel) -> int:
-    """Returns N, the numbers outside token and position embeddings and output matrix.
+    """Returns N, the parameters outside token and position embeddings and the output matrix.
 
-    As Kaplan et al. (arXiv 2001.08361) count and the papers quote sizes; biases, norms and frozen
-    weights are in.
-
-    An output matrix is ``model.network.output_matrix``.
+    Kaplan et al. (arXiv 2001.08361) count so, and the papers quote sizes so; biases, norms and
+    frozen weights are included. The output matrix is ``model.network.output_matrix``.
     """
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     tables.add(id(getattr(model.network, "output_matrix", None)))
@@ -121,12 +120,12 @@ def non_embedding_parameters(model: LanguageModel) -> int:
 def count_compute(model: LanguageModel, context: int) -> dict[str, Any]:
     """Returns sizes and FLOPs per token of a model, under the keys of the CSV file.
 
-    ``flops_one_pass`` is one pass through the network, ``flops_PART`` what it is spent on;
+    ``flops_one_pass`` is one pass through the network, and ``parts`` its FLOPs by part;
     ``flops_forward`` scores a sequence, with as many passes as the method needs;
-    ``flops_as_published`` is a training step as the method's paper counts it, None where that is no
-    other count.
+    ``flops_as_published`` is a training step as the method's paper counts it, None if the paper
+    counts no differently.
 
-    The model needs no weights; ``context`` is the tokens of a sequence.
+    The model needs no weights; ``context`` is the length of a sequence in tokens.
     """
     parts = model.flops_by_part(context)
     return {
@@ -141,18 +140,19 @@ def count_compute(model: LanguageModel, context: int) -> dict[str, Any]:
 
 
 def compute_frame(counts: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
-    """Returns sizes, FLOPs per token and the shares of one pass, a line a model.
+    """Returns sizes, FLOPs per token and the shares of one pass, one row a model.
 
     Args:
         counts: Results of ``count_compute``, at least one.
         labels: The label of each model.
 
     Returns:
-        ``label``, the numbers, and ``flops_PART`` and ``share_PART`` (0 to 1) of the parts that any
+        ``label``, the counts, and ``flops_PART`` and ``share_PART`` (0 to 1) of the parts that any
         of the models has, the common ones first.
     """
-    found = dict.fromkeys(part for count in counts for part in count["parts"])
-    names = [*(part for part in PARTS if part in found), *(p for p in found if p not in PARTS)]
+    parts_of_any = dict.fromkeys(part for count in counts for part in count["parts"])
+    names = [part for part in PARTS if part in parts_of_any]
+    names += [part for part in parts_of_any if part not in PARTS]
     frame = pd.DataFrame(list(counts), dtype=object)
     spent = {part: [float(c["parts"].get(part, 0)) for c in counts] for part in names}
     parts = pd.DataFrame(spent)
@@ -170,13 +170,13 @@ def compute_frame(counts: Sequence[Mapping[str, Any]], labels: Sequence[str]) ->
 
 
 class GeneratedSteps:
-    """Counts the additional steps of generated tokens, where a model records them."""
+    """Counts the additional steps of generated tokens, if a model records them."""
 
     def __init__(self) -> None:
         self._steps, self._tokens = 0.0, 0
 
     def count(self, steps: Tensor) -> None:
-        """Takes the steps, int64 or float64 (n,), that tokens have taken."""
+        """Adds the steps of tokens, int64 or float64 (n,)."""
         self._steps += steps.sum().item()
         self._tokens += len(steps)
 
@@ -187,11 +187,11 @@ class GeneratedSteps:
 
 
 class ComputeCounter:
-    """Sums what scoring computes, as far as a model records it.
+    """Accumulates the compute of scoring, as far as a model records it.
 
-    The additional steps of all targets (``thinking_steps``), those that a router expects
-    (``router``), and the FLOPs of all tokens that are no padding (``flops``), in float64: sums over
-    batches, not means of their means.
+    It sums, in float64, the additional steps of all targets (``thinking_steps``), the steps that a
+    router expects (``router``), and the FLOPs of all tokens except padding (``flops``). Means are
+    quotients of these sums, not means over batches.
     """
 
     def __init__(self) -> None:
@@ -204,24 +204,24 @@ class ComputeCounter:
         return recording(flops=self.count_flops, **self.steps)
 
     def watch(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the batches; what is recorded belongs to the latest."""
+        """Yields the batches; recorded values belong to the latest one."""
         for batch in batches:
             self._batch = batch
             yield batch
 
     @property
     def steps(self) -> dict[str, Callable[..., None]]:
-        """Functions to record additional steps with, by the name of the statistic."""
+        """Recording functions of additional steps, by the name of the statistic."""
         return {"thinking_steps": self.count, "router": self.count_expected}
 
     def count(self, executed: Tensor, most: float) -> None:
-        """Takes the additional steps of tokens, int64 or float64 (B, T), each at most K."""
+        """Adds the additional steps of tokens, int64 or float64 (B, T), each at most K."""
         taken = self._of_targets(executed)
         self._steps += taken.sum().item()
         self._targets += len(taken)
 
     def count_expected(self, log_tail: Tensor, **_: Any) -> None:
-        """Takes log w (B, T, K+1), w_k the probability that a token takes k steps or more."""
+        """Adds log w (B, T, K+1), w_k the probability that a token takes k steps or more."""
         tail = self._of_targets(log_tail)[:, 1:].double().exp()  # (targets, K)
         self._expected += tail.sum().item()
         self._routed += len(tail)
@@ -231,7 +231,7 @@ class ComputeCounter:
         return values[(self._batch["targets"] != IGNORE).to(values.device)]
 
     def count_flops(self, flops: Tensor, tokens: Tensor) -> None:
-        """Takes what the model records: FLOPs (B,) float64 and tokens (B,) int64 of each row."""
+        """Adds the recorded FLOPs, float64 (B,), and tokens, int64 (B,), of each row."""
         self._flops += flops.sum().item()
         self._tokens += int(tokens.sum())
 

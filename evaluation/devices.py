@@ -1,4 +1,4 @@
-"""Where models run, and the precision of their matrix products."""
+"""Device of a model, and precision of its matrix products."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,10 +11,10 @@ Precision = Literal["32", "tf32", "bf16"]
 
 
 def pick_device(name: Device) -> torch.device:
-    """Returns the device; ``auto`` takes a GPU where there is one.
+    """Returns the device; ``auto`` takes a GPU if there is one.
 
     Raises:
-        ValueError: if a GPU is asked for and there is none.
+        ValueError: If a GPU is requested and there is none.
     """
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
@@ -23,7 +23,7 @@ def pick_device(name: Device) -> torch.device:
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """Returns the context of a precision of matrix products; weights stay float32."""
+    """Returns a context that sets the precision of matrix products; weights stay float32."""
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return float32_products(precision)
@@ -31,7 +31,7 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 @contextmanager
 def float32_products(precision: Precision) -> Iterator[None]:
-    """Computes products of float32 matrices in TF32 where ``precision`` is tf32, else exactly."""
+    """Computes products of float32 matrices in TF32 if ``precision`` is tf32, else in float32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:

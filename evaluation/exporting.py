@@ -1,8 +1,8 @@
-"""``evaluate.py export``: a checkpoint as a folder for other programs, or as one file.
+"""``evaluate.py export``: writes a checkpoint as a folder for other programs, or as one file.
 
-The plain transformer, and the backbone of Thinking States and its baselines, become a model of
-``transformers``. Any method becomes a model folder of safetensors and JSON, which all verbs read.
-Any checkpoint becomes one file (``.ckpt``), which ``train.py fit --ckpt_path`` goes on from.
+The plain transformer, and the backbone of Thinking States and its baselines, are written as a model
+of ``transformers``; any method as a model folder of safetensors and JSON, which all verbs read; any
+checkpoint as one file (``.ckpt``), from which ``train.py fit --ckpt_path`` continues.
 """
 
 import json
@@ -37,18 +37,18 @@ Format = Literal["auto", "transformers", "folder"]
 
 
 def write_transformers(model: LanguageModel, folder: Path, **options: Any) -> str:
-    """Writes config.json, generation_config.json and model.safetensors, as ``save_pretrained``.
+    """Writes config.json, generation_config.json and model.safetensors, like ``save_pretrained``.
 
     Args:
-        model: the plain transformer, or one that answers questions: then its backbone.
-        folder: an empty one.
-        **options: fields of the configuration, for example ``eos_token_id``.
+        model: The plain transformer, or a model with a backbone, which alone is written.
+        folder: An empty folder.
+        **options: Fields of the configuration, for example ``eos_token_id``.
 
     Returns:
-        The name of its architecture there.
+        The ``model_type`` of its architecture in ``transformers``.
 
     Raises:
-        ValueError: if no architecture of ``transformers`` computes what it computes.
+        ValueError: If no architecture of ``transformers`` is equivalent.
     """
     from transformers import AutoConfig
 
@@ -57,8 +57,8 @@ def write_transformers(model: LanguageModel, folder: Path, **options: Any) -> st
         return _write_backbone(network.backbone, folder, options)
     if type(model) is not TransformerLM:
         raise ValueError(
-            f"format (transformers): no architecture of transformers is a {type(model).__name__}; "
-            "use --format folder"
+            f"format (transformers): transformers has no {type(model).__name__}; use --format "
+            "folder"
         )
     try:
         family = family_of(model.config)
@@ -87,14 +87,14 @@ def _write_backbone(backbone: Any, folder: Path, options: dict[str, Any]) -> str
     if backbone.window is not None:
         if "use_sliding_window" not in fields:
             raise ValueError(
-                f"format (transformers): a {family} there has no window ({backbone.window}); use "
-                "--format folder"
+                f"format (transformers): {family} has no attention window ({backbone.window}) "
+                "there; use --format folder"
             )
         fields |= {"use_sliding_window": True, "sliding_window": backbone.window}
         fields |= {"max_window_layers": 0, "layer_types": None}
     if any("lora_" in name for name, _ in backbone.model.named_parameters()):
         raise ValueError(
-            "format (transformers): a model there has no LoRA matrices (lora_rank); use --format "
+            "format (transformers): models there have no LoRA matrices (lora_rank); use --format "
             "folder"
         )
     prefix = backbone.model.base_model_prefix
@@ -108,9 +108,9 @@ def _write_backbone(backbone: Any, folder: Path, options: dict[str, Any]) -> str
 def _save(
     folder: Path, config: Any, weights_for: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> None:
-    """Writes a causal language model, without drawing its weights first.
+    """Writes a causal language model without initialising its weights.
 
-    ``weights_for`` returns its weights (tied ones once) for its state dict on the meta device.
+    ``weights_for`` maps its state dict on the meta device to its weights (tied ones once).
     """
     from transformers import AutoModelForCausalLM
 
@@ -125,11 +125,11 @@ def _save(
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> bool:
-    """Writes tokenizer.json and tokenizer_config.json; returns whether there is an equivalent.
+    """Writes tokenizer.json and tokenizer_config.json; returns False if there is no equivalent.
 
-    There is one of ``bytes``, of tiktoken's encodings, and of tokenizers of the ``tokenizers``
-    library, ``bpe:N`` among them: the same ids for any text, after BOS where texts begin with it;
-    none of sentences with boundaries.
+    ``bytes``, tiktoken's encodings, and tokenizers of the ``tokenizers`` library, such as
+    ``bpe:N``, have an equivalent with the same ids for any text, after BOS if texts begin with it;
+    tokenizers of sentences with boundaries have none.
     """
     if isinstance(tokenizer, JsonTokenizer):
         text = tokenizer.json_text
@@ -157,7 +157,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> bool:
 
 
 def _begun_with_bos(text: str, inner: Any, tokenizer: Tokenizer) -> str:
-    """Returns a tokenizer.json whose post-processor adds BOS where ours does, and nothing else."""
+    """Returns tokenizer.json with a post-processor that adds BOS exactly if ours does."""
     from tokenizers.processors import TemplateProcessing
 
     bos, plain = tokenizer.text_bos_id, inner.encode("a", add_special_tokens=False).ids
@@ -175,15 +175,15 @@ def _begun_with_bos(text: str, inner: Any, tokenizer: Tokenizer) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-# Texts that tokenizers cut differently: by digits, letters, spaces, and with their normalisers.
+# Texts that tokenizers split differently, at digits, letters and spaces, or by normalisation.
 _PROBES = ("In 1984 they'd paid $12,345:  don't\n\n\tPANIC!!", " a  b ", "foo_bar(x1) cafe\u0301")
 
 
 def _read_differently(tokenizer: Tokenizer, folder: Path) -> str | None:
-    """Says how AutoTokenizer reads an exported tokenizer, where that gives other ids than ours.
+    """Returns a note if AutoTokenizer reads an exported tokenizer with other ids than ours.
 
-    For some models (Qwen2) it takes the cuts and the normaliser of the model's own class, whatever
-    the folder's files say.
+    For some models (Qwen2) it uses the pre-tokenizer and normaliser of the model's class instead of
+    the ones in the folder.
     """
     from transformers import AutoTokenizer
 
@@ -199,7 +199,7 @@ def _read_differently(tokenizer: Tokenizer, folder: Path) -> str | None:
 
 
 def _bytes_json() -> str:
-    """Returns a BPE without merges whose ids are the bytes, and EOS after them."""
+    """Returns a BPE without merges whose ids are the bytes, followed by EOS."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Fast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -213,15 +213,15 @@ def _bytes_json() -> str:
 
 
 def _tiktoken_json(tokenizer: TiktokenTokenizer) -> str:
-    """Returns an encoding as a byte-level BPE, special tokens at their own ids."""
+    """Returns an encoding as a byte-level BPE; special tokens keep their ids."""
     import tiktoken
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     encoding: Any = tiktoken.get_encoding(tokenizer.name)
     special: dict[str, int] = encoding._special_tokens
-    ids = encoding._mergeable_ranks | {text.encode(): number for text, number in special.items()}
+    ids = encoding._mergeable_ranks | {text.encode(): idx for text, idx in special.items()}
     converter: Any = TikTokenConverter(pattern=encoding._pat_str, extra_special_tokens=special)
-    converter.load_tiktoken_bpe = lambda _: ids  # else it reads a file, and leaves a copy of it
+    converter.load_tiktoken_bpe = lambda _: ids  # else it reads a file and leaves a copy
     return str(converter.converted().to_str())
 
 
@@ -239,20 +239,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--format",
         type=Format,
         default="auto",
-        help="Of a folder: transformers (the plain transformer, the backbone of Thinking States), "
-        "or folder (any method: safetensors and JSON that every verb reads); auto: transformers "
-        "where there is such a model.",
+        help="Format of a folder: transformers (the plain transformer, the backbone of Thinking "
+        "States), folder (any method: safetensors and JSON that every verb reads), or auto, which "
+        "takes transformers if there is an equivalent.",
     )
     parser.add_argument(
         "--output",
         type=str,
         required=True,
-        help="New folder; or a file FILE.ckpt, which gets everything, in one piece.",
+        help="New folder, or FILE.ckpt for the whole checkpoint in one file.",
     )
 
 
 def run(settings: Namespace) -> None:
-    """Writes what is asked for, and prints what it is."""
+    """Writes the folder or file, and prints its contents."""
     is_file = settings.output.endswith(".ckpt")
     target = check_target(settings.output) if is_file else _check_folder(settings.output)
     checkpoint = load_checkpoint(settings)
@@ -288,7 +288,7 @@ def _write_model_folder(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
     rows = {"format": "model folder, for the verbs of evaluate.py and --ckpt_path"}
     try:
         tokenizer = build_tokenizer(checkpoint)
-    except ValueError:  # none is known, or it cannot be had; recipe.json has its name
+    except ValueError:  # unknown, or not available here; recipe.json has its name
         return rows
     write_tokenizer(tokenizer, folder)
     if isinstance(tokenizer, JsonTokenizer) and SPECIAL_TOKENS_FILE in tokenizer.files():
@@ -322,7 +322,7 @@ def _write_transformers(
         return rows
     left = whole - sum(tensor.numel() for tensor in backbone.state_dict().values())
     return rows | {
-        "left out": f"{left:,} numbers outside of the backbone; --format folder keeps them"
+        "left out": f"{left:,} parameters outside the backbone; --format folder keeps them"
     }
 
 
@@ -335,5 +335,5 @@ def _check_folder(target: str) -> Path:
         check_target(path / "config.json")
         return path
     if path.exists():
-        raise ValueError(f"output ({path}) exists already; name a new folder, or a file FILE.ckpt")
+        raise ValueError(f"output ({path}) exists already; name a new folder or a FILE.ckpt")
     return check_target(path)

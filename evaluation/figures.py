@@ -1,4 +1,4 @@
-"""Figures of compare, sweep and scaling from frames; pictures and CSV as whole files."""
+"""Figures of compare, sweep and scaling, drawn from frames; images and CSV files are atomic."""
 
 import itertools
 import statistics
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = (".svg", ".png", ".pdf")
 DPI = 150
 COLOURS = ("#2f6db3", "#d97b29", "#3f9c6b", "#a2518f", "#8a8f98", "#b8a12c", "#4fb0c6", "#c44e52")
-"""Of lines and points."""
+"""Colours of lines and points."""
 LEGEND_COLUMNS = 4
 MARKS: dict[Likelihood, str] = {
     "exact": "",
@@ -28,17 +28,17 @@ MARKS: dict[Likelihood, str] = {
     "estimate": "(estimate)",
     "noncausal": "(noncausal)",
 }
-"""What follows the label of a likelihood, by its kind."""
+"""Suffix of a label, by the kind of its likelihood."""
 
 
 # ---- files
 
 
 def check_picture(target: str, key: str = "output") -> Path:
-    """Returns the path of a figure to be written, having tried its folder, see ``check_target``.
+    """Returns the path of a figure after checking that its folder can be written to.
 
     Raises:
-        ValueError: If the ending is no known format, or the folder is missing or refuses files.
+        ValueError: If the ending is no known format, or the folder is missing or not writable.
     """
     path = check_target(target, key)
     if path.suffix not in FORMATS:
@@ -48,13 +48,13 @@ def check_picture(target: str, key: str = "output") -> Path:
 
 
 def write_figure(draw: Callable[[], Any], points: pd.DataFrame, path: Path) -> None:
-    """Writes points as a CSV file, then the figure that is drawn of them next to it."""
+    """Writes points as a CSV file, and the figure drawn from them next to it."""
     write_frame(path.with_suffix(".csv"), points)
     write_picture(draw(), path)
 
 
 def write_picture(figure: Any, path: Path) -> None:
-    """Writes a figure in the format of the path's ending; the same one makes the same file."""
+    """Writes a figure in the format of the path's ending; equal figures give equal files."""
     import matplotlib as mpl
 
     form: dict[str, Any] = {"format": path.suffix[1:], "dpi": DPI}
@@ -64,7 +64,7 @@ def write_picture(figure: Any, path: Path) -> None:
 
 
 def write_pages(figures: Sequence[Any], path: Path) -> None:
-    """Writes figures as a PDF file, a page each; the same ones make the same file."""
+    """Writes figures as a PDF file, a page each; equal figures give equal files."""
     from matplotlib.backends.backend_pdf import PdfPages
 
     with whole_file(path) as file, PdfPages(file, metadata={"CreationDate": None}) as pages:
@@ -73,41 +73,39 @@ def write_pages(figures: Sequence[Any], path: Path) -> None:
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """Writes a table as CSV, atomically; numbers keep all their digits, None is an empty cell."""
+    """Writes a table as CSV, atomically; numbers keep all digits, and None is an empty cell."""
     write_whole(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
-# ---- what figures share
+# ---- helpers of all figures
 
 
-def make_panels(
-    size: tuple[float, float], number: int = 1, **options: Any
-) -> tuple[Any, list[Any]]:
+def make_panels(size: tuple[float, float], count: int = 1, **options: Any) -> tuple[Any, list[Any]]:
     """Returns a figure of matplotlib, and its panels from left to right.
 
-    Size is width and height in inches; ``options`` are those of ``Figure.subplots``.
+    ``size`` is width and height in inches; ``options`` go to ``Figure.subplots``.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
-    return figure, list(figure.subplots(1, number, squeeze=False, **options)[0])
+    return figure, list(figure.subplots(1, count, squeeze=False, **options)[0])
 
 
 def add_legend(figure: Any, named: Mapping[str, Any], columns: int = LEGEND_COLUMNS) -> None:
-    """Adds a legend above the panels: what is shown by its name, in ``columns`` at most."""
-    place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(named), columns)}
+    """Adds a legend of artists by name above the panels, in at most ``columns`` columns."""
+    layout: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(named), columns)}
     figure.legend(
-        list(named.values()), list(map(plain_text, named)), frameon=False, fontsize=9, **place
+        list(named.values()), list(map(plain_text, named)), frameon=False, fontsize=9, **layout
     )
 
 
 def plain_text(text: str) -> str:
-    """Returns text in which a dollar sign does not start a formula."""
+    """Escapes dollar signs, which would start a formula."""
     return text.replace("$", r"\$")
 
 
 def label_sizes(axis: Any) -> None:
-    """Labels a logarithmic x axis that has all its points with two sizes or more, such as 2k."""
+    """Labels a logarithmic x axis at two or more ticks, such as 2k, once its points are drawn."""
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
@@ -124,7 +122,7 @@ def label_sizes(axis: Any) -> None:
 
 
 def set_costs(axes: Any, name: str) -> None:
-    """Sets up a logarithmic x axis of sizes and a grid, in a panel with all its points."""
+    """Sets up a logarithmic x axis and a grid, in a panel whose points are drawn."""
     axes.set_xscale("log")
     axes.set_xlabel(name)
     axes.margins(x=0.08, y=0.08)
@@ -141,7 +139,7 @@ COSTS_OF_LOSS = {
     "flops": ("training FLOPs", "training_flops"),
     "inference_flops_per_token": ("inference FLOPs per token", None),
 }
-"""Columns of the table of runs: what panels are called, and the column of the curves."""
+"""Columns of the table of runs: title of the panel, and column of the curves."""
 LOSS_TITLES = {
     "bits_per_byte": "loss (bits per byte)",
     "nats_per_token": "loss (nats per token)",
@@ -151,15 +149,16 @@ LOSS_LEGEND_COLUMNS = 3
 
 
 def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
-    """Returns three panels over one loss; lines are of validations, large points of the scores.
+    """Draws a loss against three costs: validations as lines, scores as large points.
 
-    Rows have a colour each, the mean of their seeds and, as a band or bars, their range; kinds of
-    likelihood have separate dashes and hollow points. Where validations read other text than the
-    scores, lines and points have panels of their own.
+    Each row has a colour, the mean over its seeds and their range as a band or bars; kinds of
+    likelihood differ in dashes, and only exact ones have filled points. If validations read other
+    text than the scores, lines and points are in separate panels.
 
-    ``runs`` are those with a loss of text, at least one; ``curves`` has ``run``, ``tokens``,
-    ``training_flops`` and, as the last column, the loss; ``key`` of ``LOSS_TITLES`` is its column
-    in ``runs``.
+    Args:
+        runs: Runs with a loss on text, at least one.
+        curves: ``run``, ``tokens``, ``training_flops`` and, as the last column, the loss.
+        key: Column of the loss in ``runs``, a key of ``LOSS_TITLES``.
     """
     figure, axes = make_panels((12, 4.8), len(COSTS_OF_LOSS), sharey=True)
     panels: dict[str, Any] = dict(zip(COSTS_OF_LOSS, axes, strict=True))
@@ -170,13 +169,14 @@ def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
         for column, panel in panels.items():
             said = "scores of the table" if column in pointed else "validations, on other text"
             panel.set_title(said, fontsize=9)
-    for number, (label, row) in enumerate(runs.groupby("label", sort=False)):
-        colour = COLOURS[number % len(COLOURS)]
-        kind = row["likelihood"].iloc[0]
-        look = {"color": colour, "linestyle": KIND_DASHES[kind]}
+    for idx, (label, row) in enumerate(runs.groupby("label", sort=False)):
+        colour = COLOURS[idx % len(COLOURS)]
+        likelihood = row["likelihood"].iloc[0]
+        look = {"color": colour, "linestyle": KIND_DASHES[likelihood]}
         _draw_curve(panels, curves[curves["run"].isin(row["run"])], **look)
-        shown = label if kind == "exact" else f"{label} ({KINDS[kind]})"
-        named[shown] = _draw_scores(pointed, row, row[key], hollow=kind != "exact", **look)
+        exact = likelihood == "exact"
+        shown = label if exact else f"{label} ({KINDS[likelihood]})"
+        named[shown] = _draw_scores(pointed, row, row[key], hollow=not exact, **look)
     for column, panel in panels.items():
         set_costs(panel, COSTS_OF_LOSS[column][0])
     axes[0].set_ylabel(LOSS_TITLES[key])
@@ -185,13 +185,13 @@ def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
 
 
 OTHER_TEXT = 0.002
-"""Share by which a score may differ from a validation of the same text, by rounding and order."""
+"""Largest relative difference, by rounding and order, between score and validation of a text."""
 
 
 def on_other_text(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> bool:
-    """Returns whether the validation after a run's last step has another loss than its score.
+    """Returns whether the loss of a run's last validation differs from its score.
 
-    Validations may read a part of the text, and windows that begin elsewhere.
+    Validations may read a part of the text, and windows with other starts.
     """
     last = curves.groupby("run").last() if len(curves) else curves
     scores = runs.set_index("run")
@@ -204,7 +204,7 @@ def on_other_text(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> bool:
 
 
 def _draw_curve(panels: Mapping[str, Any], curves: pd.DataFrame, **style: Any) -> None:
-    """Draws the mean of the runs of a row where all have a validation, with their range."""
+    """Draws the mean and range of the runs of a row at the steps that all have validated."""
     style |= {"linewidth": 1.4, "marker": ".", "markersize": 3}
     for column, (_, cost) in COSTS_OF_LOSS.items():
         if cost is None or curves.empty:
@@ -228,7 +228,7 @@ def _draw_curve(panels: Mapping[str, Any], curves: pd.DataFrame, **style: Any) -
 def _draw_scores(
     panels: Mapping[str, Any], row: pd.DataFrame, losses: pd.Series, *, hollow: bool, **style: Any
 ) -> Any:
-    """Draws the mean of a row with the range of several seeds; returns what the legend shows."""
+    """Draws the mean of a row with the range over its seeds; returns the artist of the legend."""
     mean = statistics.fmean(losses)
     style |= {"marker": "o", "markersize": 7}
     style |= {"markerfacecolor": "white" if hollow else style["color"]}
@@ -244,7 +244,7 @@ def _draw_scores(
     return shown
 
 
-# ---- compute: what the FLOPs of models are spent on (Fig. 3 of the Latent-Thought paper)
+# ---- compute: FLOPs of models by part (Fig. 3 of the Latent-Thought paper)
 
 
 PART_COLOURS = {
@@ -254,16 +254,16 @@ PART_COLOURS = {
     "feed_forward": "#3f9c6b",
 }
 OTHER_PARTS = ("#a2518f", "#b8a12c", "#4fb0c6", "#c44e52")
-"""Colours of a method's own parts, in turn."""
+"""Colours of parts that only one method has, in turn."""
 LEAST_SHOWN = 0.05
-"""Smaller shares have no room for their number."""
+"""Smallest share with room for its label."""
 
 
 def compute_figure(counts: pd.DataFrame) -> Any:
-    """Returns a bar a model, from top to bottom, divided by what one pass of it is spent on.
+    """Draws a bar for each model, from top to bottom, divided by the parts of one pass.
 
-    Counts are ``label``, ``parameters``, ``flops_training`` and a ``share_PART`` a part, 0 to 1,
-    from left to right.
+    ``counts`` has ``label``, ``parameters``, ``flops_training`` and, for each part from left to
+    right, ``share_PART`` between 0 and 1.
     """
     from matplotlib.ticker import EngFormatter
 
@@ -292,7 +292,7 @@ def compute_figure(counts: pd.DataFrame) -> Any:
     return figure
 
 
-# ---- sweep: perplexity against the steps and FLOPs that checkpoints take
+# ---- sweep: perplexity of checkpoints against steps and FLOPs
 
 
 SWEEP_COSTS = {
@@ -301,41 +301,43 @@ SWEEP_COSTS = {
     "generation_flops_per_token": "FLOPs per generated token",
     "flops_per_token": "FLOPs per scored token",
 }
-"""Axes with a Pareto frontier, and what they are called."""
+"""Axes with a Pareto frontier, and their titles."""
 STEPS = "thinking_steps"
 """Field of a model's config: K, the additional steps that a token may take at most."""
 SWEEP_AXES = {**SWEEP_COSTS, STEPS: "thinking steps K (additional steps per token at most)"}
-"""What loss is drawn against; over K it is that in nats (Fig. 6 of the PonderLM-3 paper)."""
+"""Possible x axes; against K the loss is drawn in nats (Fig. 6 of the PonderLM-3 paper)."""
 MARKERS = {"exact": "o", "lower_bound": "v", "estimate": "s", "noncausal": "X"}
-"""Of points, by the kind of their likelihood."""
+"""Markers of points, by the kind of their likelihood."""
 GREY = "#333a44"
 WIDE = 10.0
-"""From this ratio of the largest to the smallest FLOPs on, their axis is logarithmic."""
+"""Smallest ratio of the largest to the smallest FLOPs with a logarithmic axis."""
 
 
 def sweep_figure(points: pd.DataFrame, against: Sequence[str], measure: str = "perplexity") -> Any:
-    """Returns a panel an axis: a line a ``line``, a point a checkpoint and setting.
+    """Draws a panel for each x axis, with a point for each checkpoint and setting.
 
-    Points of different kinds of likelihood share neither line, nor marker, nor frontier.
+    Points with the same ``line`` are connected. Points of different kinds of likelihood share
+    neither line, nor marker, nor frontier.
 
-    ``against`` has keys of ``SWEEP_AXES``; over costs ``measure`` is drawn, perplexity or
-    nats_per_token.
+    Args:
+        points: See ``sweep.sweep_frame``.
+        against: The x axes, keys of ``SWEEP_AXES``.
+        measure: The y axis over costs, perplexity or nats_per_token.
     """
     figure, panels = make_panels((1 + 4 * len(against), 4.4), len(against))
     named: dict[str, Any] = {}
     for panel, key in zip(panels, against, strict=True):
         height = measure if key in SWEEP_COSTS else "nats_per_token"
-        for number, (line, members) in enumerate(points.groupby("line", sort=False)):
-            named[str(line)] = _draw_line(
-                panel, members, key, height, COLOURS[number % len(COLOURS)]
-            )
+        for idx, (line, members) in enumerate(points.groupby("line", sort=False)):
+            colour = COLOURS[idx % len(COLOURS)]
+            named[str(line)] = _draw_line(panel, members, key, height, colour)
         kinds = points.groupby("likelihood", sort=False) if key in SWEEP_COSTS else ()
-        for kind, members in kinds:
+        for likelihood, members in kinds:
             best = members[members[f"frontier_{key}"]].sort_values([key, height])
             look = {"color": GREY, "linestyle": ":", "zorder": 0, "drawstyle": "steps-post"}
-            rings = {"marker": MARKERS[kind], "markersize": 9, "markerfacecolor": "none"}
+            rings = {"marker": MARKERS[likelihood], "markersize": 9, "markerfacecolor": "none"}
             (drawn,) = panel.plot(list(best[key]), list(best[height]), **look, **rings)
-            named[f"Pareto frontier {MARKS[kind]}".rstrip()] = drawn
+            named[f"Pareto frontier {MARKS[likelihood]}".rstrip()] = drawn
         _set_axes(panel, key, height, points[key])
     add_legend(figure, named)
     return figure
@@ -370,14 +372,14 @@ def _set_axes(panel: Any, key: str, height: str, values: pd.Series) -> None:
     panel.grid(alpha=0.3)
 
 
-# ---- scaling: curves through results of several sizes
+# ---- scaling: curves fitted to results of several sizes
 
 
 SIZES = {
     "train_tokens": ("tokens of the training text D", "D"),
     "parameters": ("non-embedding parameters N", "N"),
 }
-"""Sizes: what the axis is called, and the letter of the exponent."""
+"""Title of the axis of each size, and the letter of its exponent."""
 GROUP_MARKERS = "osD^vP"
 Y_TICKS = 5
 
@@ -385,21 +387,24 @@ Y_TICKS = 5
 def scaling_figure(
     runs: pd.DataFrame, fits: Mapping[str, "FittedCurve"], size: str, value: str
 ) -> Any:
-    """Returns values over size where their curves are lines: a point a run, a line a group.
+    """Draws a value against size: a point for each run, and the fitted curve of each group.
 
-    Runs have ``group``, ``x`` (``size``, a key of ``SIZES``) and ``y`` (``value``), of a group
-    smallest first.
+    Args:
+        runs: ``group``, ``x`` (the size) and ``y`` (the value), sorted by size within a group.
+        fits: The curve of each group.
+        size: Title of the x axis, a key of ``SIZES``.
+        value: Name of the value.
     """
     figure, (axes,) = make_panels((5.6, 4.2))
     title, letter = SIZES[size]
-    for number, (name, own) in enumerate(runs.groupby("group", sort=False)):
-        colour, fit = COLOURS[number % len(COLOURS)], fits[str(name)]
-        line = np.geomspace(own["x"].iloc[0], own["x"].iloc[-1], 50)
+    for idx, (name, members) in enumerate(runs.groupby("group", sort=False)):
+        colour, fit = COLOURS[idx % len(COLOURS)], fits[str(name)]
+        line = np.geomspace(members["x"].iloc[0], members["x"].iloc[-1], 50)
         axes.plot(line, [fit.value_at(x) for x in line], linewidth=1.5, color=colour)
         sign = rf"$\alpha_{letter}$" if fit.law == "power" else "slope"
         label = f"{plain_text(str(name))}: {sign} = {fit.slope:.3f}"
-        style: dict[str, Any] = {"marker": GROUP_MARKERS[number % len(GROUP_MARKERS)]}
-        axes.plot(own["x"], own["y"], linestyle="", color=colour, label=label, **style)
+        style: dict[str, Any] = {"marker": GROUP_MARKERS[idx % len(GROUP_MARKERS)]}
+        axes.plot(members["x"], members["y"], linestyle="", color=colour, label=label, **style)
     axes.set_xscale("log")
     if all(fit.law == "power" for fit in fits.values()):
         _log_values(axes)

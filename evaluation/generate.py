@@ -26,10 +26,10 @@ from lightning_models.layers import recording
 
 
 def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
-    """Returns the typed prompts, then the prompts of the file.
+    """Returns the prompts of the command line, followed by the prompts of the file.
 
     Raises:
-        ValueError: If there are none, a typed one is not UTF-8, or the file cannot be read.
+        ValueError: If there are none, one cannot be encoded as UTF-8, or the file cannot be read.
     """
     for text in texts:
         check_utf8(text, f"prompt {text!a}")
@@ -40,9 +40,12 @@ def collect_prompts(texts: Sequence[str], file: str | None) -> list[str]:
 
 
 def left_for_prompt(limit: int | None, new_tokens: int, key: str) -> int | None:
-    """Returns the tokens of a model's context, None if unlimited, that are left for a prompt.
+    """Returns the number of tokens that a model's context leaves for a prompt.
 
-    ``key`` is the option with the most new tokens, for the message.
+    Args:
+        limit: Context of the model in tokens, or None if it is unlimited.
+        new_tokens: Number of tokens to generate.
+        key: Option that sets ``new_tokens``, for the message.
 
     Raises:
         ValueError: If none are left.
@@ -50,7 +53,7 @@ def left_for_prompt(limit: int | None, new_tokens: int, key: str) -> int | None:
     if limit is not None and new_tokens >= limit:
         raise ValueError(
             f"{key} ({new_tokens}) leaves no room for a prompt in the model's context of {limit} "
-            f"tokens; set it, of a task in its generation_kwargs, to {limit // 2} or less"
+            f"tokens; set it (for a task in its generation_kwargs) to {limit // 2} or less"
         )
     return None if limit is None else limit - new_tokens
 
@@ -75,21 +78,21 @@ def continue_prompts(
 ) -> Iterator[tuple[str, str]]:
     """Yields each prompt with its continuation, in order.
 
-    A continuation depends on the prompt, its stream and the seed only.
+    A continuation depends only on the prompt, its random stream and the seed.
 
     Args:
         model: The model.
         tokenizer: Its tokenizer.
         prompts: Texts; an empty one starts a document.
-        max_new_tokens: Longest continuation, in tokens.
-        sampling: How tokens are chosen.
+        max_new_tokens: Maximum length of a continuation in tokens.
+        sampling: Temperature, top-k, top-p and seed.
         precision: Precision of the matrix products.
-        streams: Numbers of the prompts' random streams, by default 0, 1, 2 and so on.
-        stop: Texts that end a continuation, which is cut before the first one.
+        streams: Random stream of each prompt, by default 0, 1, 2 and so on.
+        stop: Texts at which a continuation ends; it is cut before the first one.
     """
     streams = range(len(prompts)) if streams is None else streams
     starts = range(0, len(prompts), GROUP)
-    hidden = None if len(starts) > 1 else True  # None: hidden where stderr is not a terminal
+    hidden = None if len(starts) > 1 else True  # None hides the bar unless stderr is a terminal
     for start in tqdm(starts, desc="generating", unit=" groups", disable=hidden):
         group = prompts[start : start + GROUP]
         with autocast(model.device, precision):
@@ -119,10 +122,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--prompts_file",
         type=str | None,
         default=None,
-        help="More prompts: a txt file, one a line, or a jsonl file with the field prompt.",
+        help="File with more prompts: txt with one a line, or jsonl with the field prompt.",
     )
     parser.add_argument(
-        "--max_new_tokens", type=PositiveInt, default=100, help="Longest continuation, in tokens."
+        "--max_new_tokens",
+        type=PositiveInt,
+        default=100,
+        help="Maximum length of a continuation in tokens.",
     )
     parser.add_class_arguments(SamplingConfig)
     add_tokenizer_argument(parser)
@@ -130,7 +136,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Prints each prompt with its continuation, and writes the JSONL file if one is asked for."""
+    """Prints each prompt with its continuation, and writes the JSONL file if one is named."""
     (target,) = check_targets(output=settings.output)
     sampling = chosen(settings, SamplingConfig)
     prompts = collect_prompts(settings.prompt, settings.prompts_file)
@@ -148,6 +154,6 @@ def run(settings: Namespace) -> None:
             print(f"--- {prompt}\n{continuation}")
             rows.append({"prompt": prompt, "continuation": continuation})
     if taken.mean is not None:
-        print(f"--- {taken.mean:.2f} additional steps a token")
+        print(f"--- {taken.mean:.2f} additional steps per token")
     if target is not None:
         write_jsonl(target, rows)

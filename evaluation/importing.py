@@ -1,4 +1,4 @@
-"""``evaluate.py import``: a checkpoint from the weights of a ``transformers`` model."""
+"""``evaluate.py import``: writes a checkpoint with the weights of a ``transformers`` model."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from lightning_models.transformer.import_weights import (
 
 Method = Literal["transformer", "ponderlm2", "ponderlm1", "looped", "pause"]
 
-# ---- the PonderLM family: weights of LLaMA and GPT-NeoX that their own code runs several times
+# ---- the PonderLM family: LLaMA and GPT-NeoX weights that the authors' code runs several times
 
 PONDER: dict[str, tuple[type[Any], type[Any], tuple[str, ...]]] = {
     "ponderlm2": (PonderLM2, PonderLM2Config, ("llama", "gpt_neox")),
@@ -35,30 +35,32 @@ PONDER: dict[str, tuple[type[Any], type[Any], tuple[str, ...]]] = {
     "looped": (LoopedLM, LoopedConfig, ("llama",)),
     "pause": (PauseLM, PauseConfig, ("llama",)),
 }
-"""Class, configuration, and the families whose public code computes what the class computes. (That
-of PonderLM-2's authors for PonderLM-1 on GPT-NeoX adds hidden states, not expected embeddings.)"""
+"""Class, configuration, and the families whose public code is equivalent to the class. (For
+PonderLM-1 on GPT-NeoX the code of PonderLM-2's authors adds hidden states, not embeddings.)"""
 PAUSE_ID = 50288
-"""Row of the vocabulary that the public code takes for the pause, where config.json has none."""
+"""Row of the vocabulary that the public code uses for the pause if config.json names none."""
 
 
 def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
-    """Returns the model of the PonderLM family that published weights are of.
+    """Builds a model of the PonderLM family with published weights.
 
     The public code (LUMIA-Group/PonderLM-2, and PonderingLM for PonderLM-1 on GPT-NeoX) patches
-    LLaMA and GPT-NeoX: tensors keep their names, and config.json says how many steps are taken, but
-    not by which method. Its factor on embeddings differs between methods; ours is one for all, and
-    the embedding is scaled to make up for that.
+    LLaMA and GPT-NeoX: tensors keep their names, and config.json has the number of steps, but not
+    the method. Its factor on embeddings differs between methods; ours is the same for all, and the
+    embedding is rescaled to compensate.
 
-    ``source`` is a ``transformers`` model, or the hub name or folder of one; ``changes`` are fields
-    of the method's config, for example ``thinking_steps``.
+    Args:
+        source: A ``transformers`` model, or the hub name or folder of one.
+        method: Method that the weights were trained with.
+        **changes: Fields of the method's config, for example ``thinking_steps``.
 
     Raises:
-        ValueError: if the architecture, or an option of it, is not one that the method has.
+        ValueError: If the method does not support the architecture or one of its options.
     """
     theirs = load_causal_lm(source) if isinstance(source, str) else source
     given = theirs.config.to_dict()
     family, options = describe(theirs)
-    kind, config_kind, families = PONDER[method]
+    cls, config_cls, families = PONDER[method]
     if method == "ponderlm1" and given.get("ponderinglm"):  # the authors' earlier code
         families = ("gpt_neox",)
         given |= {
@@ -67,8 +69,8 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
         }
     if family.model_type not in families:
         raise ValueError(
-            f"method ({method}): model_type ({family.model_type}) cannot be imported; known are "
-            f"{', '.join(families)}"
+            f"method ({method}): model_type ({family.model_type}) cannot be imported; it must be "
+            f"{' or '.join(families)}"
         )
     steps = changes.get("thinking_steps", given.get("num_latent_thoughts"))
     if steps is None:
@@ -77,8 +79,8 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
             "steps, with --set.thinking_steps"
         )
     _refuse_ponder(method, given, options)
-    own = {"init": "ponderlm", "thinking_steps": steps, **_ponder_options(method, given)}
-    model: LanguageModel = kind(config_kind(**{**options, **own, **changes}))
+    fields = {"init": "ponderlm", "thinking_steps": steps, **_ponder_options(method, given)}
+    model: LanguageModel = cls(config_cls(**{**options, **fields, **changes}))
     model.configure_model()
     network: Any = model.network
     weights = family.import_weights(theirs.state_dict(), model.config)
@@ -108,16 +110,19 @@ def _refuse_ponder(method: Method, given: Mapping[str, Any], options: Mapping[st
         and bool(given.get("interpolation_use_topk")),
         "hidden_layer_num": method == "ponderlm1" and given.get("hidden_layer_num") is not None,
     }
-    found = [name for name, present in refused.items() if present]
-    if found:
-        raise ValueError(f"method ({method}): config.json has {', '.join(found)}, which it has not")
+    present = [name for name, is_set in refused.items() if is_set]
+    if present:
+        raise ValueError(
+            f"method ({method}) does not support {', '.join(present)} of config.json; choose "
+            "another --method"
+        )
 
 
 def _ponder_options(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     if method == "ponderlm2":
         return {"eval_iterations": given.get("num_jacobi_iterations", 3)}
     if method == "ponderlm1":
-        multiply = bool(given.get("mutiply_pondering_steps", False))  # as it is spelt there
+        multiply = bool(given.get("mutiply_pondering_steps", False))  # sic
         sums = bool(given.get("residual_interpolated_embeds", False))
         return {"accumulate": sums, "multiply_embedding": multiply}
     return {}
@@ -144,12 +149,12 @@ def import_checkpoint(
     method: Method = "transformer",
     changes: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
-    """Returns the imported model, having written it as a checkpoint of this project.
+    """Imports a model, writes it as a checkpoint of this project, and returns it.
 
     Its data recipe is PythonDocs with the model's tokenizer and block size, so that ``train.py
-    validate --ckpt_path`` and ``evaluate.py`` can use it as it is. Entries that were added to the
-    tokenizer but have no row in the embedding are left out of it, with a warning; what is left is
-    written next to the checkpoint, as NAME.tokenizer.json.
+    validate --ckpt_path`` and ``evaluate.py`` can use it directly. If the tokenizer has added
+    entries without a row in the embedding, a copy without them is written next to the checkpoint,
+    as the folder NAME.tokenizer, with a warning.
 
     Args:
         source: Hub name or folder of a GPT-2, LLaMA, Qwen2, Qwen3 or GPT-NeoX model.
@@ -159,12 +164,12 @@ def import_checkpoint(
         changes: Fields of the method's config to set.
 
     Raises:
-        ValueError: if the model cannot be expressed, or the tokenizer does not fit it.
+        ValueError: If no class here is equivalent to the model, or the tokenizer does not fit it.
     """
     given, theirs = dict(changes or {}), load_causal_lm(source)
 
     def build(**vocabulary: Any) -> LanguageModel:
-        """Returns the model; ``vocabulary`` has the sizes of its vocabulary."""
+        """Builds the model with given sizes of its vocabulary."""
         fields = {**given, **vocabulary}
         try:
             if method == "transformer":
@@ -183,7 +188,7 @@ def import_checkpoint(
         name = str(folder)
         data = PythonDocs(tokenizer=name, block_size=model.config.block_size, batch_size=1)
     if data.vocab_size < rows:
-        # Rows without a token stay as padding, which the softmax sees and sampling never chooses.
+        # Rows without a token stay as padding: part of the softmax, but never sampled.
         model = build(vocab_size=data.vocab_size, vocab_multiple=rows)
     if isinstance(data.tokenizer, JsonTokenizer):
         rank_zero_info(data.tokenizer.description)
@@ -196,7 +201,7 @@ def own_tokenizer(source: str) -> str:
     """Returns the name of the tokenizer that belongs to a model.
 
     Raises:
-        ValueError: if a folder has no tokenizer.json.
+        ValueError: If a folder has no tokenizer.json.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -204,17 +209,17 @@ def own_tokenizer(source: str) -> str:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ValueError(f"{folder} has no tokenizer.json; name the tokenizer with --tokenizer")
-    return str(folder.resolve() / path.name)  # the file may be a link, away from its configs
+    return str(folder.resolve() / path.name)  # not resolve(path): the file may be a link
 
 
 def write_without_added(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
-    """Writes a tokenizer as a folder without the added entries that an embedding has no row for.
+    """Writes a tokenizer as a folder, without added entries beyond the rows of the embedding.
 
-    Such an entry (often one for padding) was added to a tokenizer after the model was made, and the
-    model can't read it. Text that spells it becomes ordinary tokens; other text keeps its ids.
+    Such an entry (often padding) was added to the tokenizer after the training, and the model
+    cannot read it. Text that spells it is tokenised as ordinary text; other text keeps its ids.
 
     Raises:
-        ValueError: The tokenizer needs those entries, so it belongs to another model.
+        ValueError: If the tokenizer needs these entries, so that it belongs to another model.
     """
     content = json.loads(tokenizer.json_text) if isinstance(tokenizer, JsonTokenizer) else {}
     added = {t["content"]: t["id"] for t in content.get("added_tokens", []) if t["id"] >= rows}
@@ -227,10 +232,10 @@ def write_without_added(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
     vocabulary = content["model"]["vocab"]
     if isinstance(vocabulary, dict):
         content["model"]["vocab"] = {t: i for t, i in vocabulary.items() if i < rows}
-    else:  # Unigram: a list, whose places are the ids
+    else:  # Unigram: a list, whose indices are the ids
         del vocabulary[rows:]
     content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < rows]
-    content["padding"] = None  # it may name one of them, and no text is padded here
+    content["padding"] = None  # it may name a dropped entry, and no text is padded here
     stops = zip(tokenizer.special.eos, tokenizer.stop_ids, strict=True)
     special = SpecialTokens(tokenizer.special.bos, tuple(text for text, i in stops if i < rows))
     smaller = JsonTokenizer(tokenizer.name, json.dumps(content, ensure_ascii=False), special)
@@ -241,14 +246,14 @@ def write_without_added(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
     rest = f" and {len(added) - 3} more" if len(added) > 3 else ""
     rank_zero_warn(
         f"tokenizer ({tokenizer.name}): the model's embedding has {rows} rows, none for "
-        f"{names}{rest}; left out of the tokenizer that is written: {folder}"
+        f"{names}{rest}; a tokenizer without them is written to {folder}"
     )
 
 
 def _need_for(
     added: Mapping[str, int], content: Mapping[str, Any], tokenizer: Tokenizer, rows: int
 ) -> str | None:
-    """Says why a tokenizer can't do without the entries beyond an embedding's rows."""
+    """Returns why a tokenizer needs its entries beyond the rows of the embedding, or None."""
     if not added:
         return "none of them was added to it"
     model = content["model"]
@@ -296,8 +301,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--method",
         type=Method,
         default="transformer",
-        help="Whose weights they are: the public PonderLM family keeps the names of LLaMA and "
-        "GPT-NeoX.",
+        help="Method of the weights, which files of the public PonderLM code do not name.",
     )
     parser.add_argument(
         "--set",
@@ -309,13 +313,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--tokenizer",
         type=str | None,
         default=None,
-        help="Tokenizer name as in the data's options (null: the model's own).",
+        help="Tokenizer name as in the data's options (null: the model's tokenizer).",
     )
     parser.add_argument("--output", type=str, required=True, help="Checkpoint to write (.ckpt).")
 
 
 def run(settings: Namespace) -> None:
-    """Writes the checkpoint and prints what it holds."""
+    """Writes the checkpoint and prints its properties."""
     target = check_target(settings.output)
     if settings.tokenizer is not None:
         parse_tokenizer(settings.tokenizer)  # before the weights are read

@@ -39,13 +39,13 @@ from lightning_models.recipe import build, resolve_class
 
 
 def build_model(checkpoint: Checkpoint, changes: Mapping[str, Any] | None = None) -> LanguageModel:
-    """Returns the checkpoint's model with its weights, on the CPU, in eval mode, not compiled.
+    """Builds the checkpoint's model with its weights, on the CPU, in eval mode, not compiled.
 
-    The global random state does not change. ``changes`` are fields of the method's config to set to
+    The global random state does not change. ``changes`` are fields of the method's config with
     other values than in training.
 
     Raises:
-        CheckpointError: if recipe or weights do not fit this version's classes.
+        CheckpointError: If recipe or weights do not fit this version's classes.
     """
     model = _without_network(checkpoint, changes)
     try:
@@ -64,10 +64,10 @@ def build_outline(
 ) -> LanguageModel:
     """Builds the checkpoint's model on the meta device, without allocating weights.
 
-    ``changes`` are fields of the method's config to set to other values, of shapes too.
+    ``changes`` are fields of the method's config with other values; they may change shapes.
 
     Raises:
-        CheckpointError: if the recipe does not fit this version's classes.
+        CheckpointError: If the recipe does not fit this version's classes.
     """
     model = _without_network(checkpoint, changes)
     try:
@@ -82,17 +82,17 @@ def build_outline(
 
 def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) -> LanguageModel:
     recipe = checkpoint.model_recipe
-    kind = resolve_class(recipe["class_path"], LanguageModel)
+    cls = resolve_class(recipe["class_path"], LanguageModel)
     arguments = dict(recipe["init_args"])
     if "compile" in arguments:
         arguments["compile"] = False
     if changes:
         config = arguments["config"] = {**arguments.get("config", {}), **changes}
-        kind_of_config = get_type_hints(kind.__init__)["config"]
-        fields = {field.name for field in dataclasses.fields(kind_of_config)}
+        config_cls = get_type_hints(cls.__init__)["config"]
+        fields = {field.name for field in dataclasses.fields(config_cls)}
         if unknown := config.keys() - fields:
             raise CheckpointError(
-                f"{checkpoint.path}: {kind.__name__} has no setting {', '.join(sorted(unknown))}; "
+                f"{checkpoint.path}: {cls.__name__} has no setting {', '.join(sorted(unknown))}; "
                 "it is misspelt, or the checkpoint comes from another version"
             )
     try:
@@ -100,13 +100,13 @@ def _without_network(checkpoint: Checkpoint, changes: Mapping[str, Any] | None) 
         check_layers(dataclasses.asdict(model.config), "model.config.")
     except ValueError as error:
         raise CheckpointError(
-            f"{checkpoint.path}: cannot rebuild {kind.__name__}: {error}"
+            f"{checkpoint.path}: cannot rebuild {cls.__name__}: {error}"
         ) from error
     return model
 
 
 def changed_fields(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
-    """Returns the config fields of a rebuilt model that are not as in training."""
+    """Returns the config fields of a rebuilt model that differ from its training."""
     trained = checkpoint.model_recipe["init_args"].get("config", {})
     defaults = {field.name: field.default for field in dataclasses.fields(model.config)}
     known = {**defaults, **trained}  # an older checkpoint lacks fields that were added since
@@ -121,10 +121,10 @@ def changed_fields(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, An
 def known_changes(
     checkpoints: Sequence[Checkpoint], changes: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns for each checkpoint the changes of those fields that its model's config has.
+    """Returns for each checkpoint the changes that its model's config has fields for.
 
     Raises:
-        ValueError: if no config has a field.
+        ValueError: If a field is in no config.
     """
     configs = [checkpoint.model_recipe["init_args"].get("config", {}) for checkpoint in checkpoints]
     for key in changes:
@@ -134,7 +134,7 @@ def known_changes(
 
 
 MOST_OF_REASON = 300
-"""Letters of a message of torch that are repeated."""
+"""Number of characters of torch's message to quote."""
 
 
 def _load_weights(
@@ -145,7 +145,7 @@ def _load_weights(
     except RuntimeError as error:
         given = ", ".join(f"{key}={value}" for key, value in (changes or {}).items())
         asked = f"with {given}, which changes their shapes" if given else "as saved"
-        # torch names each tensor in a line of its own, below a heading
+        # torch names each tensor on a separate line, below a heading
         reason = textwrap.shorten(str(error).partition("\n")[2], MOST_OF_REASON, placeholder=" ...")
         raise CheckpointError(
             f"{checkpoint.path}: the weights do not fit {type(model).__name__} {asked}; {reason}"
@@ -156,15 +156,15 @@ def _load_weights(
 
 
 def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> LanguageDataModule:
-    """Returns the datamodule of a recipe, not yet prepared.
+    """Builds the datamodule of a recipe, not yet prepared.
 
     Args:
-        checkpoint: Its data are built by default. A tokenizer that was trained on them is handed to
-            any other corpus that asks for it by name.
+        checkpoint: Checkpoint whose data are the default. If its tokenizer was trained on them, a
+            different corpus that names the same tokenizer gets it too.
         recipe: Other data to build instead.
 
     Raises:
-        ValueError: if there is no recipe, or its arguments are refused.
+        ValueError: If there is no recipe, or its arguments are invalid.
     """
     recipe = recipe or checkpoint.data_recipe
     if recipe is None:
@@ -172,46 +172,46 @@ def build_data(checkpoint: Checkpoint, recipe: Recipe | None = None) -> Language
             f"{checkpoint.path} was trained without a datamodule; name the data with --data, and "
             "their tokenizer with --data.tokenizer"
         )
-    kind = resolve_class(recipe["class_path"], LanguageDataModule)
-    arguments = _with_tokenizer(kind, recipe["init_args"], checkpoint.data_state)
+    cls = resolve_class(recipe["class_path"], LanguageDataModule)
+    arguments = _with_tokenizer(cls, recipe["init_args"], checkpoint.data_state)
     data: LanguageDataModule = build({**recipe, "init_args": arguments}, LanguageDataModule)
     return data
 
 
 def _with_tokenizer(
-    kind: Any, init_args: Mapping[str, Any], state: Mapping[str, Any]
+    cls: Any, init_args: Mapping[str, Any], state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns init arguments in which a tokenizer that only the checkpoint has became a file.
+    """Returns init arguments with a file for a tokenizer that only the checkpoint has.
 
     ``bpe:1024`` would be trained again on another corpus, a tokenizer.json may be gone, and one
-    that older versions read without BOS, or with another EOS, keeps that meaning. Where data are
-    made of another corpus, the tokenizer is that one's.
+    that older versions read without BOS, or with another EOS, keeps that meaning. If data contain
+    an inner corpus, the tokenizer is an argument of that corpus.
     """
     inner = init_args.get("corpus")
     if isinstance(inner, Mapping) and "class_path" in inner:
         corpus = resolve_class(inner["class_path"], TextCorpus)
-        own = _with_tokenizer(corpus, inner.get("init_args", {}), state.get("corpus", {}))
-        return {**init_args, "corpus": {"class_path": inner["class_path"], "init_args": own}}
+        arguments = _with_tokenizer(corpus, inner.get("init_args", {}), state.get("corpus", {}))
+        return {**init_args, "corpus": {"class_path": inner["class_path"], "init_args": arguments}}
     name, saved = str(init_args.get("tokenizer")), state.get("tokenizer", {})
     if saved.get("kind") != "json" or saved.get("name") != name:
         return dict(init_args)
     if name.startswith("bpe:"):
-        lost = kind(**init_args).fingerprint != state.get("fingerprint")
+        lost = cls(**init_args).fingerprint != state.get("fingerprint")
     else:
         lost = _is_lost(saved, str(state.get("fingerprint")))
     if not lost:
         return dict(init_args)
     tokenizer = tokenizer_from_state(saved)
-    assert isinstance(tokenizer, JsonTokenizer)  # as its kind says
+    assert isinstance(tokenizer, JsonTokenizer)  # saved["kind"] is json
     cache_dir = Path(init_args.get("cache_dir", "data_cache")).expanduser()
     return {**init_args, "tokenizer": str(keep_tokenizer(tokenizer, cache_dir))}
 
 
 def _is_lost(saved: Mapping[str, Any], fingerprint: str) -> bool:
-    """Returns whether the name of a checkpoint's tokenizer, of kind json, has another meaning now.
+    """Returns whether the name of a checkpoint's JSON tokenizer means another tokenizer now.
 
-    The fingerprint of the training's text says whether the tokenizer was a file or folder, whose
-    name can look like one of the hub.
+    The fingerprint of the training text tells files and folders from hub names, which may look the
+    same.
     """
     name = saved["name"]
     is_there = Path(name).expanduser().exists()
@@ -220,18 +220,17 @@ def _is_lost(saved: Mapping[str, Any], fingerprint: str) -> bool:
     if is_there and "special" in saved:
         return False
     path = file_at_hand(name)
-    # another tokenizer is named by `check_meaning`
+    # `check_meaning` reports a tokenizer that differs otherwise
     return path is not None and bool(
         with_other_special_tokens(saved, JsonTokenizer.from_file(name, path))
     )
 
 
 def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
-    """Checks, before anything is prepared, that the model can read the data's windows.
+    """Checks, before anything is prepared, that the model can read the data's rows.
 
     Raises:
-        ValueError: if kind, vocabulary or length of their rows do not fit; the message has both
-            values.
+        ValueError: If the type of the rows, their vocabulary or their length does not fit.
     """
     model.check_data(data)
     check_batch(data)
@@ -249,7 +248,7 @@ def check_fit(model: LanguageModel, data: LanguageDataModule) -> None:
             key, fitting = "max_sentence_tokens", fitting - MARKERS
         raise ValueError(
             f"block_size ({data.block_size}) of the data is longer than the {limit} "
-            f"positions that the model has learned; set data.{key} to {fitting} or less"
+            f"positions of the model; set data.{key} to {fitting} or less"
         )
 
 
@@ -257,7 +256,7 @@ def prepare(data: LanguageDataModule, checkpoint: Checkpoint) -> None:
     """Prepares and opens the data.
 
     Raises:
-        ValueError: if that fails, or the data's tokenizer is not the checkpoint's.
+        ValueError: If that fails, or the data's tokenizer is not the checkpoint's.
     """
     data.prepare_data()
     data.setup("validate")
@@ -269,10 +268,14 @@ def prepare_for_all(
 ) -> None:
     """Prepares and opens data that several models read.
 
-    Models may be without weights; ``key`` is the option that names the checkpoints, for messages.
+    Args:
+        data: The data.
+        models: Checkpoints and their models, with or without weights.
+        key: Option that names the checkpoints, for messages.
 
     Raises:
-        ValueError: if one of them cannot read the data, or has another tokenizer; it names it.
+        ValueError: If one of the models, which is named, cannot read the data or has another
+            tokenizer.
     """
 
     def check_all(check: Callable[[Checkpoint, LanguageModel], None]) -> None:
@@ -282,8 +285,8 @@ def prepare_for_all(
                 check(checkpoint, model)
             except ValueError as error:
                 raise ValueError(
-                    f"{key} ({checkpoint.path}): {error}; all checkpoints read the same data, "
-                    "those of the first one or the ones that are named; or leave it out"
+                    f"{key} ({checkpoint.path}): {error}; all checkpoints read the same data, the "
+                    "first one's unless --data names others; or leave this checkpoint out"
                 ) from error
 
     check_all(lambda _, model: check_fit(model, data))
@@ -292,12 +295,12 @@ def prepare_for_all(
 
 
 def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
-    """Checks that a tokenizer's ids mean what they did in a checkpoint's training.
+    """Checks that a tokenizer's ids mean the same text as in a checkpoint's training.
 
-    Checkpoints without a tokenizer accept any; ``what`` names it in the message.
+    Checkpoints without a tokenizer accept any. ``what`` names the tokenizer in the message.
 
     Raises:
-        ValueError: if they mean other text.
+        ValueError: If they mean other text.
     """
     saved = checkpoint.data_state.get("tokenizer")
     if not saved or _content(saved) == _content(used.state()):
@@ -316,7 +319,7 @@ def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
 
 
 def _content(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer that is stored whole is the same under any name."""
+    """Returns a tokenizer's state without its name if the state has the whole tokenizer."""
     return {k: v for k, v in state.items() if k != "name" or state["kind"] != "json"}
 
 
@@ -325,7 +328,7 @@ def _begin(tokenizer: Tokenizer) -> str:
 
 
 def same_tokenizer(first: Tokenizer, second: Tokenizer) -> bool:
-    """Returns whether two tokenizers give every id the same meaning."""
+    """Returns whether two tokenizers decode every id to the same text."""
     if (first.vocab_size, first.eos_id) != (second.vocab_size, second.eos_id):
         return False
     ids = range(first.vocab_size)
@@ -333,10 +336,10 @@ def same_tokenizer(first: Tokenizer, second: Tokenizer) -> bool:
 
 
 def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Returns the checkpoint's tokenizer; the corpus need not be there.
+    """Returns the checkpoint's tokenizer, without its corpus.
 
     Raises:
-        ValueError: if the checkpoint names none, or it cannot be loaded.
+        ValueError: If the checkpoint names none, or it cannot be loaded.
     """
     saved = checkpoint.data_state.get("tokenizer")
     if saved:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and text of results for people."""
+"""Atomic output files, checks of their folders, and readable text of results."""
 
 import json
 import math
@@ -21,19 +21,19 @@ _Result = TypeVar("_Result")
 
 
 def format_table(rows: Mapping[str, str]) -> str:
-    """Returns names and values as two columns, one pair a line."""
+    """Formats names and values as two columns, one pair a line."""
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
 def check_target(target: str | Path, key: str = "output") -> Path:
-    """Returns the path of a file to be written, having tried that its folder takes files.
+    """Returns the path of an output file after checking that its folder can be written to.
 
-    Called before the work starts, so that hours of it are not lost; ``key`` is the option that
-    names it.
+    Commands call it before the work starts, so that hours are not lost. ``key`` is the option that
+    names the file.
 
     Raises:
-        ValueError: if the folder is missing or refuses files, or the target is a folder.
+        ValueError: If the folder is missing or not writable, or the target is a folder.
     """
     path = Path(target)
     if path.is_dir():
@@ -45,38 +45,38 @@ def check_target(target: str | Path, key: str = "output") -> Path:
 
 
 def check_targets(**targets: str | None) -> list[Path | None]:
-    """Returns the paths of files to be written by one command, see ``check_target``.
+    """Returns the paths of the output files of a command, see ``check_target``.
 
-    Targets are files by the options that name them, None where one is not asked for.
+    Args:
+        **targets: Files by the options that name them, or None for options without a value.
 
     Raises:
-        ValueError: as ``check_target``; also if two of them are one file.
+        ValueError: See ``check_target``; also if two options name the same file.
     """
     paths = [None if file is None else check_target(file, key) for key, file in targets.items()]
     seen: dict[Path, str] = {}
     for key, path in zip(targets, paths, strict=True):
         first = key if path is None else seen.setdefault(path.resolve(), key)
         if first != key:
-            raise ValueError(f"{first} and {key} ({path}) are one file; name two different ones")
+            raise ValueError(f"{first} and {key} ({path}) are one file; name two different files")
     return paths
 
 
 def write_folder(
     path: Path, write: Callable[[Path], _Result], replaced: Sequence[str] = ()
 ) -> _Result:
-    """Writes a folder under another name first, and returns what ``write`` returns.
+    """Writes a folder atomically, under a temporary name first; returns the result of ``write``.
 
-    A new or empty folder appears whole. In one that has files each of ``replaced`` is replaced
-    whole, or goes where it is not written any more; other files stay. Without ``replaced`` a
-    folder that got files meanwhile is an OSError.
+    A new or empty folder appears in one step. In a folder with files, each of ``replaced`` is
+    replaced atomically, or deleted if it is not written any more; other files stay.
 
     Args:
         path: The folder, which does not change if ``write`` fails.
-        write: Writes the content to the folder that it is given.
-        replaced: Names of the files that a folder with files may get.
+        write: Function that writes the content to a given folder.
+        replaced: Names of the files to replace in a folder with files.
 
     Raises:
-        OSError: If the disk is full, with the path of the folder.
+        OSError: If the disk is full, or the folder has files and ``replaced`` is empty.
     """
     path = path.resolve()
     unfinished = unfinished_path(path)
@@ -84,7 +84,7 @@ def write_folder(
         with full_disk_of(path):
             unfinished.mkdir(parents=True)
             result = write(unfinished)
-        for file in unfinished.iterdir():  # safetensors lets nobody else read what it writes
+        for file in unfinished.iterdir():  # safetensors makes files readable by the owner only
             file.chmod(file.stat().st_mode | unfinished.stat().st_mode & 0o666)
             sync(file)
         sync(unfinished)
@@ -104,12 +104,12 @@ def write_folder(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes ``value`` as indented JSON, atomically; nan and infinities become null."""
+    """Writes a value as indented JSON, atomically; nan and infinities become null."""
     write_whole(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def render(template: str, **values: Any) -> str:
-    """Returns an HTML page from a template of this package, with values as escaped text."""
+    """Renders a template of this package as an HTML page; values are escaped."""
     import jinja2
 
     folder = resources.files("evaluation")
@@ -121,7 +121,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def report_result(table: str, result: Any, target: Path | None) -> None:
-    """Prints a result for people, and writes its JSON file if one is asked for."""
+    """Prints the table of a result, and writes its JSON file if one is named."""
     print(table)
     if target is not None:
         write_json(target, result)
@@ -133,7 +133,7 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no nan and no infinity."""
+    """Replaces nan and infinities, which JSON lacks, with None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -25,7 +25,7 @@ from evaluation.devices import Device, Precision, pick_device
 from evaluation.load import build_model, build_outline
 from evaluation.output import check_targets, format_table, report_result
 from evaluation.provenance import count_train_tokens, describe_data, describe_model
-from evaluation.results import kept
+from evaluation.results import cached_result
 from evaluation.scoring import Totals, score_batches
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ NO_BLOCKWISE = "none (a part belongs to whole windows)"
 
 
 def perplexity_table(result: Mapping[str, Any]) -> str:
-    """Returns a result of ``measure_perplexity`` for people."""
+    """Formats a result of ``measure_perplexity`` as a table."""
     values = {**result, **result["data"]}
     values |= {key: f"{values[key]:.4g}" for key in values if "flops_per_token" in key}
     if values["trained_on"] in (None, values["fingerprint"]):
@@ -56,7 +56,7 @@ def perplexity_table(result: Mapping[str, Any]) -> str:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a dict without dicts in it: their keys after their name."""
+    """Flattens inner dicts: their keys follow the dict's name."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         inner = value if isinstance(value, dict) else None
@@ -78,7 +78,7 @@ def _readable(value: Any) -> str:
 
 
 DEFAULT_POSITIONS = 2048
-"""Targets that autoregressive mode draws, where the command line does not say."""
+"""Number of targets that autoregressive mode draws by default."""
 
 
 def measure_perplexity(
@@ -93,33 +93,33 @@ def measure_perplexity(
     precision: Precision = "32",
     limit_batches: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the model's likelihood of a split of prepared data, and what is needed to repeat it.
+    """Computes the model's likelihood of a split of prepared data.
 
-    That is under the keys of the JSON file: those of ``Totals`` and ``PairedScores``;
-    ``likelihood`` (exact, lower_bound, estimate or noncausal) and ``causal``; the cost of scoring
-    in one pass, of a window or of a document of average length; ``parameters``, N, trainable
-    numbers without embeddings and output matrix; ``text_changes``, what of a text the tokenizer
-    cannot give back, None where it gives back all; ``train_tokens``, D, lexical tokens of the
-    text that the model was trained on, None where that is not known.
+    The result has everything needed to repeat it, under the keys of the JSON file: the entries of
+    ``Totals`` and ``PairedScores``; ``likelihood`` (exact, lower_bound, estimate or noncausal) and
+    ``causal``; the cost of scoring a window, or a document of average length, in one pass;
+    ``parameters``, N, without embeddings and output matrix; ``text_changes``, a note if the
+    tokenizer cannot reproduce every text, else None; ``train_tokens``, D, lexical tokens of the
+    training text, or None if unknown.
 
     Args:
         checkpoint: The checkpoint of the model.
         model: The model in eval mode.
         data: Data that are prepared and set up.
-        mode: Whole windows in one pass, or some tokens, each from its prefix alone.
+        mode: Whole windows in one pass, or sampled tokens, each given its prefix only.
         positions: Number of tokens that autoregressive mode draws, or None for all.
-        seed: Seed of that draw.
-        split: Documents to score.
+        seed: Seed of the draw.
+        split: Split to score.
         precision: Precision of matrix products.
         limit_batches: Number of batches to score, or to draw from, by default all.
 
     Raises:
-        ValueError: if the split is empty.
+        ValueError: If the split is empty.
     """
     source = data.evaluation_source(split)
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     uses_budget = getattr(model.config, "uses_budget", False)
-    how = {"budget": model.config.budget} if uses_budget else {}  # also where it is as trained
+    how = {"budget": model.config.budget} if uses_budget else {}  # also if it is as trained
     pairs: PairedScores | None = None
     compute, start = ComputeCounter(), time.perf_counter()
     if mode == "blockwise":
@@ -171,24 +171,24 @@ def score_checkpoint(
     device: Device = "auto",
     **how: Any,
 ) -> tuple[dict[str, Any], Path | None]:
-    """Returns a checkpoint's likelihood of a split, see ``measure_perplexity``, scored once.
+    """Returns a checkpoint's likelihood of a split, see ``measure_perplexity``, cached on disk.
 
-    ``perplexity``, ``zero_shot``, ``compare`` and ``sweep`` score text through this function. A
+    ``perplexity``, ``zero_shot``, ``compare`` and ``sweep`` score text with this function. A
     result of the same checkpoint, text, code and settings is read from the folder of the run
-    (``evaluation.results``), with the seconds that it took then.
+    (``evaluation.results``), with the seconds of its measurement.
 
     Args:
         checkpoint: The checkpoint to score.
-        data: Prepared and set up.
-        changes: Fields of the model's config to set to other values than in training.
-        device: Where to run.
+        data: Data that are prepared and set up.
+        changes: Fields of the model's config with other values than in training.
+        device: Device to run on.
         **how: Options of ``measure_perplexity``.
 
     Returns:
-        The result, and the file that it was read from, or None where it was measured.
+        The result, and the file that it was read from, or None if it was computed now.
 
     Raises:
-        ValueError: if the split is empty or the weights do not fit.
+        ValueError: If the split is empty or the weights do not fit.
     """
     outline, where = build_outline(checkpoint, changes), pick_device(device)
     count = len(data.evaluation_source(how.get("split", "val")))
@@ -207,15 +207,15 @@ def score_checkpoint(
     }
 
     def measure() -> dict[str, Any]:
-        """Scores the split with the real weights."""
+        """Loads the weights and scores the split."""
         model = build_model(checkpoint, changes).to(where)
         return measure_perplexity(checkpoint, model, data, limit_batches=limit, **settings)
 
     classes = {type(outline).__module__, type(data).__module__}
     classes |= set(_class_paths([checkpoint.model_recipe, data.recipe()]))
     packages = sorted(path.partition(".")[0] for path in classes)
-    result, path = kept(checkpoint, facts, packages, measure)
-    if path is not None:  # the same content may lie elsewhere, or next to other text
+    result, path = cached_result(checkpoint, facts, packages, measure)
+    if path is not None:  # the same content may be in another folder, or next to other text
         result["checkpoint"] = str(checkpoint.path)
         result["settings"]["which"] = checkpoint.which
         result["train_tokens"] = count_train_tokens(checkpoint, data)
@@ -259,8 +259,8 @@ def _score_prefixes(
 ) -> PairedScores:
     if not isinstance(data, TextDataModule):
         raise ValueError(
-            f"mode (autoregressive) draws from windows, which {type(data).__name__} has none of; "
-            "score it blockwise"
+            f"mode (autoregressive) draws from windows, and {type(data).__name__} has none; score "
+            "it blockwise"
         )
     drawn = draw_targets(source, batches=count, positions=positions, seed=seed)
     size = data.eval_batch_size
@@ -277,21 +277,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--mode",
         type=Mode,
         default="blockwise",
-        help="blockwise: windows in one pass; autoregressive: each target from its prefix alone, "
-        "strictly causal for every method, in batches of no more tokens than the windows'.",
+        help="blockwise: windows in one pass; autoregressive: each target given its prefix only, "
+        "strictly causal for every method, in batches of at most as many tokens.",
     )
     add_budget_argument(
         parser,
-        "Short for --set.budget: streams of a prefix as of a whole window, or in proportion.",
+        "Short for --set.budget: streams of a prefix as for a whole window, or in proportion.",
     )
     parser.add_argument(
         "--positions",
         type=PositiveInt | Literal["auto"] | None,
         default="auto",
-        help="Targets to draw in autoregressive mode, the same for every model (null: all; auto: "
-        f"{DEFAULT_POSITIONS}).",
+        help="Number of targets to draw in autoregressive mode, the same ones for every model "
+        f"(null: all; auto: {DEFAULT_POSITIONS}).",
     )
-    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of that draw.")
+    parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of the draw.")
     add_file_arguments(parser, output="JSON file to write.")
 
 
@@ -308,7 +308,7 @@ def _positions(settings: Namespace) -> int | None:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the corpus, prints a table and writes the JSON file if one is asked for."""
+    """Scores the corpus, prints a table, and writes the JSON file if one is named."""
     positions = _positions(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint, changes, data = open_with_data(settings)

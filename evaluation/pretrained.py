@@ -1,4 +1,4 @@
-"""Models of ``transformers`` that the probes compare with, from the hub or a local folder."""
+"""Reference models of ``transformers`` for the probes, from the hub or a local folder."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from lightning_models.transformer.pretrained import load_pretrained, read_pretra
 
 
 class Pretrained:
-    """A model of ``transformers`` and its tokenizer; code of their authors is never run.
+    """A model of ``transformers`` and its tokenizer; remote code is never run.
 
     Args:
         source: Hub name, or folder of a saved model.
@@ -20,15 +20,14 @@ class Pretrained:
         key: Name of the option, for messages.
 
     Attributes:
-        source: As given.
-        precision: As given.
+        source: The hub name or folder.
+        precision: Precision of weights and activations.
         model: The ``transformers`` model in eval mode.
         tokenizer: The ``transformers`` tokenizer.
-        start: The BOS that the tokenizer puts before texts by itself, or nothing.
+        start: BOS if the tokenizer prepends it to texts by default, else empty.
 
     Raises:
-        ValueError: if they are not there, cannot be read, lack weights, or would need code of their
-            own.
+        ValueError: If they do not exist, cannot be read, lack weights, or need remote code.
     """
 
     def __init__(
@@ -43,8 +42,8 @@ class Pretrained:
         from transformers import AutoTokenizer
 
         named = f"{key} ({source})"
-        kind = "causal language model" if head == "causal" else "model"
-        other = f"the folder of a saved {kind} with its tokenizer"
+        noun = "causal language model" if head == "causal" else "model"
+        other = f"the folder of a saved {noun} with its tokenizer"
         self.source, self.precision = source, precision
         self.tokenizer: Any = read_pretrained(
             AutoTokenizer, source, "tokenizer", named, other=other
@@ -62,22 +61,19 @@ class Pretrained:
 
     @property
     def context(self) -> int | None:
-        """Most tokens that the model reads at once, or None if its config does not say."""
+        """Maximum sequence length of the model, or None if its config has none."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone, however many."""
+        """Returns the ids of ``text`` without special tokens, not truncated."""
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def encode_documents(self, documents: Sequence[str]) -> list[int]:
-        """Returns the ids of documents in a row: ``start``, and the tokenizer's EOS between them.
-
-        Tokenizers without an EOS have nothing between documents.
-        """
+        """Returns the ids of consecutive documents after ``start``, separated by EOS, if any."""
         eos = self.tokenizer.eos_token_id
         ids = list(self.start)
-        for number, document in enumerate(documents):
-            if number and eos is not None:
+        for idx, document in enumerate(documents):
+            if idx and eos is not None:
                 ids.append(eos)
             ids += self.encode(document)
         return ids

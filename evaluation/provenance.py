@@ -1,4 +1,4 @@
-"""What a result reports about its origin, under the keys of the JSON files."""
+"""Provenance of a result: its checkpoint, data and settings, under the keys of the JSON files."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -35,7 +35,7 @@ def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split
 
 
 def describe_model(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, Any]:
-    """Returns where a checkpoint's model ran, and what of its config was changed."""
+    """Returns the device of a checkpoint's model, and the changes to its config."""
     return {
         "device": str(model.device),
         "set": changed_fields(checkpoint, model),
@@ -43,16 +43,16 @@ def describe_model(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, An
     }
 
 
-def describe_asked(
+def describe_result(
     checkpoint: Checkpoint,
     model: LanguageModel,
     tokenizer: Tokenizer,
     precision: Precision,
     how: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns ``model``, ``checkpoint`` and ``settings`` of a result that needs no corpus.
+    """Returns ``model``, ``checkpoint`` and ``settings`` of a result without a corpus.
 
-    ``how`` has the command's own settings.
+    ``how`` has the settings of the command.
     """
     return {
         "model": type(model).__name__,
@@ -70,10 +70,9 @@ def describe_asked(
 def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int | None:
     """Returns D, the lexical tokens in the train split of the text a checkpoint was trained on.
 
-    Each counts once, however often training saw it. None where that is not known: the checkpoint
-    was not trained here, or its text store is not next to that of ``data``.
-
-    Data are prepared, with the checkpoint's tokenizer.
+    Each token counts once, however often training saw it. ``data`` must be prepared, with the
+    checkpoint's tokenizer. D is None if the checkpoint was not trained in this project, or its text
+    store is not next to the store of ``data``.
     """
     text = trained_on(checkpoint)
     if text is None:
@@ -89,10 +88,10 @@ def count_train_tokens(checkpoint: Checkpoint, data: LanguageDataModule) -> int 
 
 
 def count_lexical(stream: TokenStream, special_ids: Collection[int], chunk: int = 2**20) -> int:
-    """Returns how many tokens of a stream are none of ``special_ids``; reads ``chunk`` at once."""
+    """Counts the tokens of a stream that are not in ``special_ids``, ``chunk`` tokens at a time."""
     special = np.array(sorted(special_ids), dtype=np.int64)
-    found = 0
+    count = 0
     for start in range(0, len(stream), chunk):
         ids = stream.gather(np.arange(start, min(start + chunk, len(stream))))
-        found += int(np.isin(ids, special, invert=True).sum())
-    return found
+        count += int(np.isin(ids, special, invert=True).sum())
+    return count

@@ -1,28 +1,30 @@
-"""``evaluate.py quality``: how close a model's texts are to human ones.
+"""``evaluate.py quality``: how close generated texts are to human ones.
 
 **Conditional** (Latent-Thought paper, arXiv 2502.01567, Table 2; after SEDD, arXiv 2310.16834, and
 SSD-LM, arXiv 2210.17432): the first 50 tokens of 1,000 validation texts are continued by 50 tokens,
-five times each. MAUVE (arXiv 2102.01454) compares human texts with generated ones, prompts
-included: 1,000 of 100 tokens with 5,000.
+five times each. MAUVE (arXiv 2102.01454) compares 1,000 human texts of 100 tokens with 5,000
+generated ones, prompts included.
 
-- From SSD-LM's published code: prompts are part of both sides, each human text counts once, and
+- As in SSD-LM's published code, prompts are part of both sides, each human text counts once, and
   MAUVE has its library's defaults.
-- Ours: prompts are spread evenly over the split (``human_texts``); MAUVE is the mean over five
-  seeds of its k-means, next to their deviation: smaller differences between models mean nothing.
+- Unlike it, prompts are spread evenly over the split (``human_texts``), and MAUVE is the mean over
+  five seeds of its k-means, reported with their deviation: smaller differences between models are
+  not significant.
 
-**Unconditional** (Table 3): 64 samples of 1,024 tokens after the start token alone. Generative
-perplexity is exp(total nats / total tokens) of their text under GPT-2 XL, token entropy that of
-each sample's own tokens (`token_entropy`), samples per second the wall time of generating.
+**Unconditional** (Table 3): 64 samples of 1,024 tokens after the start token. Generative perplexity
+is exp(total nats / total tokens) of their text under GPT-2 XL; token entropy is computed on each
+sample's tokens (`token_entropy`), and samples per second from the wall time of generation.
 
 - NOTE(paper): section 3.3 calls the judge "LTM-XLarge", appendix A.3 GPT-2 XL; we take the latter.
-- NOTE(paper): appendix A.3 says "greedy decoding (top-k = 1)", under which a model without latent
-  vectors writes one text 64 times. We report each way of sampling, and how many texts differ.
-- Ours: the judge reads the text through its own tokenizer, and does not score the first token, for
-  which it has no context. SEDD's code averages the perplexities of samples instead of their nats;
-  that number is in the file too (``mean_of_perplexities``).
+- NOTE(paper): appendix A.3 says "greedy decoding (top-k = 1)", with which a model without latent
+  vectors writes the same text 64 times. We report several sampling methods, and the number of
+  distinct texts.
+- The judge uses its own tokenizer, and does not score the first token, which has no context.
+  SEDD's code averages the perplexities of samples instead of their nats; that number is in the
+  file too (``mean_of_perplexities``).
 
-The end of a document does not end a text, and judges read it as their own EOS. Judge and featurizer
-compute in float32 whatever ``--precision`` says.
+The end of a document does not end a text, and judges read it as their EOS. Judge and featurizer
+compute in float32 for any ``--precision``.
 """
 
 import itertools
@@ -70,7 +72,7 @@ from evaluation.devices import Precision, autocast
 from evaluation.load import build_data, check_fit, prepare
 from evaluation.output import check_targets, format_table, report_result, write_jsonl
 from evaluation.pretrained import Pretrained
-from evaluation.provenance import describe_asked, describe_data
+from evaluation.provenance import describe_data, describe_result
 from evaluation.scoring import Totals
 from evaluation.tables import FIVE_DIGITS, FOUR, FOUR_DIGITS, TableColumn, as_aligned, show_columns
 from lightning_models import LanguageModel
@@ -90,37 +92,37 @@ MAUVE_SEEDS = range(25, 30)
 
 @dataclass(frozen=True, kw_only=True)
 class QualityConfig:
-    """What is generated, and who judges it; the defaults are the papers' protocols."""
+    """Settings of generation and of its judges; the defaults are the papers' protocols."""
 
     mode: Literal["conditional", "unconditional", "both"] = "both"
-    """conditional: continue prompts (MAUVE); unconditional: samples from nothing (generative
-    perplexity, entropy, speed)."""
+    """conditional: continuations of prompts (MAUVE); unconditional: samples from the start token
+    (generative perplexity, entropy, speed)."""
     sampling: tuple[Sampling, ...] = ("greedy", "multinomial")
-    """Ways of sampling, all at temperature 1, nucleus at 0.95; each gets its row."""
+    """Sampling methods at temperature 1, nucleus with top_p 0.95; each has a row."""
     seed: NonNegativeInt = 0
-    """Text n is drawn from the stream of (seed, n)."""
+    """Text n is drawn from the random stream (seed, n)."""
     batch_size: PositiveInt = 8
-    """Texts generated or read at once; decides speed and memory, and results up to rounding."""
+    """Texts generated or read at once; affects speed and memory, and results up to rounding."""
     prompts: PositiveInt = 1000
-    """Human texts to continue."""
+    """Number of human texts to continue."""
     continuations: PositiveInt = 5
-    """Continuations of each prompt."""
+    """Number of continuations of each prompt."""
     prompt_tokens: PositiveInt = 50
-    """Length of a prompt."""
+    """Length of a prompt in tokens."""
     new_tokens: PositiveInt = 50
-    """Length of a continuation."""
+    """Length of a continuation in tokens."""
     featurizer: str = "gpt2-large"
-    """Hub name or folder of the model whose states MAUVE compares."""
+    """Hub name or folder of the model whose hidden states MAUVE compares."""
     samples: PositiveInt = 64
-    """Samples from the start token alone."""
+    """Number of samples from the start token."""
     sample_tokens: PositiveInt = 1024
-    """Length of a sample; it does not end with a document."""
+    """Length of a sample in tokens; the end of a document does not end it."""
     judge: str | None = "gpt2-xl"
-    """Hub name or folder of the causal language model that scores samples; null: none does, and
-    there is no generative perplexity."""
+    """Hub name or folder of the causal language model that scores samples (null: no generative
+    perplexity)."""
 
     def __post_init__(self) -> None:
-        SamplingConfig(seed=self.seed)  # refused before models are loaded
+        SamplingConfig(seed=self.seed)  # raises before models are loaded
         if self.prompts < 2:
             raise ValueError(
                 f"prompts ({self.prompts}) must be at least 2: MAUVE compares distributions"
@@ -138,14 +140,14 @@ class QualityConfig:
 def human_texts(
     data: LanguageDataModule, split: Split, *, count: int, length: int
 ) -> list[list[int]]:
-    """Returns the first ``length`` tokens of ``count`` rows of a split, evenly spread over it.
+    """Returns the first ``length`` tokens of ``count`` rows, evenly spread over a split.
 
-    Rows are the windows that perplexity scores too. For models of sentences they are documents,
-    without the BOS of their sentences, which such models do not write either. The data are prepared
-    and set up.
+    Rows are the windows of ``evaluate.py perplexity``. For models of sentences they are documents
+    without the BOS of their sentences, which such models do not generate either. The data must be
+    prepared and set up.
 
     Raises:
-        ValueError: If the data have fewer rows, or none of such length.
+        ValueError: If the data have fewer rows, or no rows of this length.
     """
     check_running_text(data)
     stream = data.stream(split)
@@ -156,7 +158,7 @@ def human_texts(
     assert isinstance(data, TextDataModule)
     if length > data.block_size:
         raise ValueError(
-            f"prompt_tokens + new_tokens ({length}) are more than a window of the data has "
+            f"prompt_tokens + new_tokens ({length}) exceed the window of the data "
             f"({data.block_size}); lower them, or set --data.block_size {length}"
         )
     windows = EvaluationWindows(
@@ -171,7 +173,7 @@ def human_texts(
 
 
 def check_running_text(data: LanguageDataModule) -> None:
-    """Raises a ValueError if data are not texts to continue, such as questions with answers."""
+    """Raises a ValueError for data that are no running text, such as questions with answers."""
     if not isinstance(data, Sentences | TextDataModule) or isinstance(data, AnswerDataModule):
         raise ValueError(
             f"data ({type(data).__name__}) have no running text to continue; name a corpus with "
@@ -182,9 +184,9 @@ def check_running_text(data: LanguageDataModule) -> None:
 def _document_starts(
     stream: TokenStream, bos_id: int, split: Split, count: int, length: int
 ) -> list[list[int]]:
-    """Returns the first tokens, BOS left out, of documents that are long enough.
+    """Returns the first tokens, without BOS, of documents that are long enough.
 
-    A sentence is BOS, at least one word and EOS: of 3/2 ``length`` tokens no more than a third are
+    A sentence is BOS, at least one word and EOS, so at most a third of 3/2 ``length`` tokens are
     BOS.
     """
     marked = -(-length * 3 // 2)
@@ -197,20 +199,20 @@ def _document_starts(
 
 
 def _spread(available: int, count: int, what: str) -> np.ndarray:
-    """Returns ``count`` indices below ``available``, ascending, at equal distances."""
+    """Returns ``count`` ascending, equally spaced indices below ``available``."""
     if count > available:
         raise ValueError(
-            f"prompts ({count}): there are only {available} {what}; ask for fewer, or name other "
+            f"prompts ({count}): there are only {available} {what}; set fewer, or name other "
             "text with --data and --split"
         )
     return np.arange(count) * available // count
 
 
 def documents(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """Returns the text of ``ids``, cut where documents end; other markers vanish.
+    """Decodes ``ids`` and splits them into documents; markers of sentences are dropped.
 
-    Text before the first end continues a document, unless it begins with BOS or documents have
-    marked sentences.
+    The first part continues a document unless it begins with BOS or documents have marked
+    sentences.
     """
     parts: list[list[int]] = [[]]
     for i in ids:
@@ -224,18 +226,18 @@ def documents(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     return [decode(first), *map(tokenizer.decode, others)]
 
 
-# ---- what a model writes
+# ---- generation
 
 
 class WrittenTexts(NamedTuple):
-    """Texts that a model has written with one way of sampling."""
+    """Texts generated by a model with one sampling method."""
 
     prompts: list[list[int]]
     """Prompt of each text."""
     new: list[list[int]]
     """Generated tokens of each text, without the prompt."""
     seconds: float
-    """Wall time of generating alone."""
+    """Wall time of the generation."""
 
     @property
     def whole(self) -> list[list[int]]:
@@ -262,15 +264,15 @@ def write_texts(
     config: QualityConfig,
     precision: Precision = "32",
 ) -> WrittenTexts:
-    """Returns continuations of exactly ``new_tokens`` tokens; the end of a document ends no text.
+    """Generates exactly ``new_tokens`` tokens after each prompt, beyond the end of a document.
 
-    Text number n has the random stream (seed, n), so that batches change nothing, and repeated
-    prompts get different continuations.
+    Text n has the random stream (seed, n): results do not depend on batches, and repeated prompts
+    get different continuations.
     """
     sampling = SamplingConfig(
         temperature=0.0 if way == "greedy" else 1.0,
         top_p=TOP_P if way == "nucleus" else None,
-        seed=config.seed,  # models that draw latent vectors have it in greedy decoding too
+        seed=config.seed,  # models that draw latent vectors use it in greedy decoding too
     )
     new: list[list[int]] = []
     seconds = 0.0
@@ -278,7 +280,7 @@ def write_texts(
     for first in tqdm(starts, desc="generating", unit=" batches", disable=None):
         start = time.perf_counter()
         with autocast(model.device, precision):
-            new += generate(  # its ids are on the CPU: a GPU has nothing left to do after it
+            new += generate(  # returns ids on the CPU, so a GPU has finished
                 model,
                 prompts[first : first + config.batch_size],
                 max_new_tokens=new_tokens,
@@ -292,7 +294,7 @@ def write_texts(
 
 
 def check_room(model: LanguageModel, tokenizer: Tokenizer, config: QualityConfig) -> None:
-    """Raises a ValueError, naming option and cure, if texts do not fit the model's context."""
+    """Raises a ValueError if texts do not fit the model's context."""
     limit = model.context_limit
     begin = len(tokenizer.prompt_ids(""))
     needs: dict[Mode, tuple[str, int]] = {
@@ -301,25 +303,25 @@ def check_room(model: LanguageModel, tokenizer: Tokenizer, config: QualityConfig
     }
     for key, prompt in (needs[mode] for mode in config.modes):
         new = getattr(config, key)
-        if limit is None or prompt + new - 1 <= limit:  # the last one is not read again
+        if limit is None or prompt + new - 1 <= limit:  # the last token is not read
             continue
         most = limit + 1 - prompt
         cure = f"pass --{key} {most} or less" if most > 0 else "shorten the prompt"
         raise ValueError(
-            f"{key} ({new}) after a prompt of {prompt} do not fit the model's context "
-            f"of {limit} tokens; {cure}"
+            f"{key} ({new}) after a prompt of length {prompt} does not fit the model's context of "
+            f"{limit}; {cure}"
         )
 
 
-# ---- token entropy, and MAUVE by its authors' library
+# ---- token entropy, and MAUVE with its authors' library
 
 
 def token_entropy(samples: Sequence[Sequence[int]]) -> float:
-    """Returns the entropy of a sample's own token frequencies in nats, averaged over samples.
+    """Returns the entropy of the token frequencies within a sample in nats, averaged over samples.
 
-    Between 0, where a sample repeats one token, and the logarithm of its length. It distinguishes
-    collapsed text, which other models find likely, from good text (Zheng et al. 2024, arXiv
-    2409.02908).
+    It ranges from 0, for one repeated token, to the logarithm of the length. It distinguishes
+    collapsed text, to which other models assign a high likelihood, from good text (Zheng et al.
+    2024, arXiv 2409.02908).
     """
     entropies = []
     for tokens in samples:
@@ -331,13 +333,13 @@ def token_entropy(samples: Sequence[Sequence[int]]) -> float:
 def text_features(
     featurizer: Pretrained, texts: Iterable[Sequence[str]], batch_size: int = 8
 ) -> Tensor:
-    """Returns the last layer's state at each text's last token, float32 (N, D), as MAUVE takes it.
+    """Returns the last layer's state at the last token of each text, float32 (N, D), for MAUVE.
 
-    A text is a list of documents in a row, cut at the featurizer's context; empty ones are left
-    out, as the library does. The featurizer is a decoder without head.
+    A text is a list of consecutive documents, cut at the featurizer's context; empty texts are left
+    out, as in the library. The featurizer is a decoder without head.
 
     Raises:
-        ValueError: If all are empty.
+        ValueError: If all texts are empty.
     """
     from mauve.utils import featurize_tokens_from_model
 
@@ -353,9 +355,9 @@ def text_features(
 
 
 def mauve_scores(human: Tensor, generated: Tensor) -> list[float]:
-    """Returns MAUVE in (0, 1], the higher the closer, for each seed of its k-means.
+    """Returns MAUVE in (0, 1], higher for closer texts, for each seed of its k-means.
 
-    All else is the library's default: a tenth as many buckets as the smaller side has texts, and
+    Other settings are the library's defaults: one bucket for ten texts of the smaller side, and
     scaling 5. Features are (N, D) and (M, D).
     """
     import mauve
@@ -372,12 +374,11 @@ def mauve_scores(human: Tensor, generated: Tensor) -> list[float]:
 def judge_texts(
     judge: Pretrained, texts: Iterable[Sequence[str]], batch_size: int = 8
 ) -> dict[str, Any]:
-    """Returns the perplexity of texts under a causal model, under the keys of the JSON file.
+    """Computes the perplexity of texts under a causal model, under the keys of the JSON file.
 
-    Tokens are the judge's. A text's first token is context only, unless the tokenizer puts a BOS
-    first by itself; the end of a document within a text is the judge's EOS, and counts.
-    ``cut_texts`` were longer than the judge's context, and only their beginning was scored. A text
-    is a list of documents in a row.
+    A text is a list of consecutive documents, tokenised by the judge. Its first token is not
+    scored, unless the tokenizer prepends BOS by default; the end of a document within a text is the
+    judge's EOS, and is scored. ``cut_texts`` counts the texts that were cut at the judge's context.
     """
     rows = [judge.encode_documents(text) for text in texts]
     kept = [row[: judge.context] for row in rows]
@@ -391,32 +392,32 @@ def judge_texts(
         "nats_per_token": totals.nats_per_token,
         "judged_tokens": totals.tokens,
         "cut_texts": sum(len(row) > len(part) for row, part in zip(rows, kept, strict=True)),
-        # as SEDD's code averages: at least as large, where texts are equally long
+        # the average of SEDD's code, at least as large if texts have equal lengths
         "mean_of_perplexities": (nats / tokens)[tokens > 0].exp().mean().item(),
     }
 
 
 def _judged_nats(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the nats of all but the first token of each row, float64 (B,)."""
-    # a row without any key would give nan: an empty one has a token, which is not scored
+    """Returns the nats of each row without its first token, float64 (B,)."""
+    # an empty row gets a token, which is not scored: attention without any key would give nan
     ids = pad_sequence(
         [torch.tensor(row or [0]) for row in rows], batch_first=True, padding_value=IGNORE
     ).to(model.device)
     mask = ids != IGNORE
     with torch.inference_mode():
         logits = model(input_ids=ids.clamp(min=0), attention_mask=mask.long()).logits[:, :-1]
-        sums = [  # row by row: float32 copies of a whole batch's logits would not be small
+        sums = [  # row by row, to avoid a float32 copy of the whole batch's logits
             cross_entropy(row.float(), target, ignore_index=IGNORE, reduction="none").double().sum()
             for row, target in zip(logits, ids[:, 1:], strict=True)
         ]
     return torch.stack(sums).cpu()
 
 
-# ---- numbers of the texts
+# ---- metrics of the texts
 
 
 HEADLINES = ("mauve", "generative_perplexity", "token_entropy", "samples_per_second")
-"""Numbers to compare: on top of the JSON file as ``<sampling>_<name>``."""
+"""Main metrics, at the top level of the JSON file as ``<sampling>_<name>``."""
 TITLES: dict[Mode, str] = {"conditional": "continuations", "unconditional": "samples"}
 """Titles of the printed tables."""
 COLUMNS = {
@@ -429,26 +430,26 @@ COLUMNS = {
     "cut_texts": TableColumn("cut to the judge's context"),
     "texts_per_second": TableColumn("per second", FOUR_DIGITS),
 }
-"""Columns of the printed tables, which have those that there are numbers of."""
+"""Columns of the printed tables; columns without values are left out."""
 
 
 Row = tuple[Mode, Sampling]
-"""A row of the tables: mode and way of sampling."""
+"""A row of the tables: mode and sampling method."""
 
 
 class QualityProtocol(NamedTuple):
-    """Prompts of a mode, and how its texts are measured."""
+    """Prompts of a mode, and metrics of its texts."""
 
     prompts: list[list[int]]
     new_tokens: int
     measure: Callable[[WrittenTexts], dict[str, Any]]
-    """Returns numbers of texts under the keys of the JSON file."""
+    """Computes the metrics of texts under the keys of the JSON file."""
 
 
 def continuations(
     human: Sequence[list[int]], tokenizer: Tokenizer, config: QualityConfig, device: torch.device
 ) -> QualityProtocol:
-    """Returns the conditional protocol: MAUVE of texts, prompts included, against human ones.
+    """Returns the conditional protocol: MAUVE between generated and human texts with prompts.
 
     Raises:
         ValueError: If MAUVE's library is missing or the featurizer cannot be loaded.
@@ -473,7 +474,7 @@ def continuations(
         spread = {"mauve_by_seed": scores, "mauve_deviation": stdev(scores)}
         return {"mauve": mean(scores), **spread, "human_texts": len(human)}
 
-    # continuation c of prompt p is number p * continuations + c
+    # continuation c of prompt p has index p * continuations + c
     starts = [text[: config.prompt_tokens] for text in human for _ in range(config.continuations)]
     return QualityProtocol(starts, config.new_tokens, measure)
 
@@ -498,7 +499,7 @@ def samples(tokenizer: Tokenizer, config: QualityConfig, device: torch.device) -
 
 
 def quality_table(numbers: Mapping[Row, Mapping[str, Any]], facts: Mapping[str, str]) -> str:
-    """Returns a table for each mode that was asked for, and what holds for all rows, for people."""
+    """Formats a table for each mode, and the facts that hold for all rows."""
     tables = []
     for mode in dict.fromkeys(mode for mode, _ in numbers):
         rows = {way: row for (of, way), row in numbers.items() if of == mode}
@@ -508,7 +509,7 @@ def quality_table(numbers: Mapping[Row, Mapping[str, Any]], facts: Mapping[str, 
 
 
 def _as_result(numbers: Mapping[Row, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the numbers of each mode by way of sampling, with ``HEADLINES`` on top."""
+    """Returns the metrics of each mode by sampling method, with ``HEADLINES`` at the top level."""
     top: dict[str, Any] = {}
     modes: dict[str, dict[str, Any]] = {mode: {} for mode in TITLES}
     for (mode, way), row in numbers.items():
@@ -530,18 +531,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=Sampling,
         default=list(QualityConfig.sampling),
-        help="Ways of sampling, all at temperature 1, nucleus at 0.95; each gets its row.",
+        help="Sampling methods at temperature 1, nucleus with top_p 0.95; each has a row.",
     )
     add_tokenizer_argument(
-        parser, "Tokenizer name, where the checkpoint names none and nothing is continued."
+        parser, "Tokenizer name, for checkpoints without one and --mode unconditional."
     )
     add_file_arguments(
-        parser, output="JSON file to write.", texts="JSONL file to write, a text a line."
+        parser, output="JSON file to write.", texts="JSONL file to write, one text a line."
     )
 
 
 def run(settings: Namespace) -> None:
-    """Generates, measures, prints a table and writes the files that are asked for."""
+    """Generates and measures texts, prints a table, and writes the files that are named."""
     settings.sampling = tuple(dict.fromkeys(settings.sampling))
     config = chosen(settings, QualityConfig)
     target, lines = check_targets(output=settings.output, texts=settings.texts)
@@ -550,7 +551,7 @@ def run(settings: Namespace) -> None:
     data = _load_data(settings, checkpoint, model) if "conditional" in config.modes else None
     tokenizer = data.tokenizer if data else load_own_tokenizer(settings, checkpoint, model)
     check_room(model, tokenizer, config)
-    # built before hours of generating, so that whatever is missing fails now
+    # built before hours of generation, so that a missing package or model fails now
     protocols: dict[Mode, QualityProtocol] = {}
     if data is not None:
         length = config.prompt_tokens + config.new_tokens
@@ -581,7 +582,7 @@ def run(settings: Namespace) -> None:
         "judge": config.judge if "unconditional" in protocols else None,
         "mauve_text": version("mauve-text") if "conditional" in protocols else None,
     }
-    asked = describe_asked(checkpoint, model, tokenizer, settings.precision, how)
+    asked = describe_result(checkpoint, model, tokenizer, settings.precision, how)
     of_data = describe_data(checkpoint, data, settings.split) if data else None
     result = {**_as_result(numbers), **cost, **asked, "data": of_data}
     shown = {**asked["settings"], **asked, "split": settings.split if data else None}
@@ -595,7 +596,7 @@ def _load_data(
 ) -> LanguageDataModule:
     if settings.tokenizer is not None:
         raise ValueError(
-            f"tokenizer ({settings.tokenizer}): prompts have that of the data; set "
+            f"tokenizer ({settings.tokenizer}): prompts use the tokenizer of the data; set "
             "--data.tokenizer, or take --mode unconditional"
         )
     data = build_data(checkpoint, data_recipe(settings, checkpoint))

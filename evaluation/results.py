@@ -1,9 +1,9 @@
-"""Results in the folder of a run, one file each: ``results/KEY.json``.
+"""Cache of results in the folder of a run, one file each: ``results/KEY.json``.
 
-The key is a digest of the facts that decide the numbers: the checkpoint's content, the text, the
-settings, the code that computes them. The same key is the same result, which is then read rather
-than computed again. Each file holds the result as its command writes it, with these facts under
-``identity`` and the time under ``written``.
+The key is a digest of the facts that determine the numbers: the checkpoint's content, the text, the
+settings and the code. A result with the same key is read instead of computed again. Each file holds
+the result as its command writes it, with these facts under ``identity`` and the time under
+``written``.
 """
 
 import hashlib
@@ -25,17 +25,14 @@ from evaluation.output import write_json
 from lightning_models.checkpoint import RESULTS, Checkpoint, file_status, record_checksums, shards
 
 RESULT_FORMAT = 1
-"""Raised where the meaning of a number in the files changes."""
+"""Version of the files, incremented when the meaning of a number changes."""
 OWN_PACKAGES = ("lightning_models", "datamodules", "evaluation")
 CHUNK = 2**24
 Result = dict[str, Any]
 
 
 def results_folder(checkpoint: Checkpoint) -> Path:
-    """Returns the folder for results of a checkpoint.
-
-    It is in the folder of the run, in a model folder, or next to a single file.
-    """
+    """Returns the folder for results: in the run's folder, in a model folder, or next to a file."""
     path = checkpoint.path.resolve()
     if path.is_dir():
         return path / RESULTS
@@ -45,12 +42,12 @@ def results_folder(checkpoint: Checkpoint) -> Path:
 def checkpoint_digest(checkpoint: Checkpoint) -> str | None:
     """Returns a digest of a checkpoint's content, from the CRCs in its zip directory.
 
-    It covers the parts of a sharded checkpoint by the digests that the file holds. A model folder,
-    and a file that is no zip archive, are read.
+    The file of a sharded checkpoint holds digests of the parts, so they are covered. A model
+    folder, and a file that is no zip archive, are read completely.
 
     Returns:
-        The digest, or None where the file was replaced since it was read, or where parts have no
-        digests, as those of older versions.
+        The digest, or None if the file was replaced since it was read, or if it was written by an
+        older version, without digests of its parts.
     """
     path, parts = checkpoint.path, checkpoint.content.get(shards.KEY)
     if isinstance(parts, Mapping) and parts.get("sums") is None:
@@ -72,23 +69,22 @@ def _crc(path: Path) -> int:
     return value
 
 
-def kept(
+def cached_result(
     checkpoint: Checkpoint,
     facts: Mapping[str, Any],
     packages: Iterable[str],
     compute: Callable[[], Result],
 ) -> tuple[Result, Path | None]:
-    """Returns the result of a checkpoint that these facts decide, computed once.
+    """Returns a result of a checkpoint from the cache, or computes and saves it.
 
     Args:
         checkpoint: The checkpoint that the result is about.
-        facts: All facts that decide the numbers, besides the checkpoint and the code.
-        packages: Names of the packages that the model and its data come from, whose code is part
-            of the key.
-        compute: Computes the result under the keys of its JSON file.
+        facts: All facts that determine the numbers, besides the checkpoint and the code.
+        packages: Packages of the model and its data, whose code is part of the key.
+        compute: Function that computes the result under the keys of its JSON file.
 
     Returns:
-        The result, and the file that it was read from, or None where it was computed.
+        The result, and the file that it was read from, or None if it was computed.
     """
     code = code_digest(packages)
     identity = None if code is None else _identity(checkpoint, {"code": code, **facts})
@@ -106,10 +102,10 @@ def kept(
     return result, None
 
 
-def keep(checkpoint: Checkpoint, result: Result, facts: Mapping[str, Any]) -> None:
-    """Writes a result that is never read in place of computing it, such as scores of tasks.
+def save_result(checkpoint: Checkpoint, result: Result, facts: Mapping[str, Any]) -> None:
+    """Saves a result that ``cached_result`` never reads, such as scores of tasks.
 
-    ``facts`` are those that decide the numbers, besides the checkpoint.
+    ``facts`` determine the numbers, together with the checkpoint.
     """
     identity = _identity(checkpoint, facts)
     if identity is not None:
@@ -123,11 +119,11 @@ def _write(path: Path, result: Result, identity: Result) -> None:
         path.parent.mkdir(exist_ok=True)
         write_json(path, {**result, "identity": identity, "written": written})
     except (OSError, ValueError) as error:
-        print(f"{path.parent}: the result cannot be kept ({error})", file=sys.stderr)
+        print(f"{path.parent}: cannot save the result ({error})", file=sys.stderr)
 
 
 def _identity(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> Result | None:
-    """Returns the facts as a file has them, or None if the checkpoint has no digest."""
+    """Returns the facts as they are in a file, or None if the checkpoint has no digest."""
     digest = checkpoint_digest(checkpoint)
     if digest is None:
         return None
@@ -141,7 +137,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def results_of(checkpoint: Checkpoint) -> list[Result]:
-    """Returns the results that are about the checkpoint's content, the oldest first."""
+    """Returns the results of the checkpoint's content, oldest first."""
     files = sorted(results_folder(checkpoint).glob("*.json"))
     contents = [content for content in map(_read, files) if content is not None]
     if not contents:
@@ -152,7 +148,7 @@ def results_of(checkpoint: Checkpoint) -> list[Result]:
 
 
 def _read(path: Path) -> Result | None:
-    """Returns the content of a file, or None if it is no result."""
+    """Returns the content of a file, or None if it is not a result."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -162,9 +158,9 @@ def _read(path: Path) -> Result | None:
 
 
 def code_digest(packages: Iterable[str]) -> str | None:
-    """Returns a digest of the sources that compute a result, or None where they cannot be read.
+    """Returns a digest of the code that computes a result, or None if it cannot be read.
 
-    It covers this project's packages and ``packages``, which may be the user's, and the version of
+    It covers this project's packages, the given ones, which may be the user's, and the version of
     torch.
     """
     digests = [_package_digest(name) for name in dict.fromkeys((*OWN_PACKAGES, *packages))]
@@ -174,7 +170,7 @@ def code_digest(packages: Iterable[str]) -> str | None:
 @cache
 def _package_digest(name: str) -> str | None:
     spec = None
-    with suppress(ImportError, ValueError):  # a notebook, or a module that was made by hand
+    with suppress(ImportError, ValueError):  # a notebook, or a module without a file
         spec = importlib.util.find_spec(name)
     if spec is None:
         return None

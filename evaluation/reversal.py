@@ -1,8 +1,8 @@
 """``evaluate.py reversal``: the father-son probe of the reversal curse.
 
 "The son of X is Y." is followed by "The son of X is" (normal) or "The father of Y is" (reversed).
-The answer's first token is compared with that of the other name (section 3.4 and Fig. 5 of the
-Thought Gestalt paper; an error in reverse is the in-context reversal curse).
+The likelihood of the answer is compared with the likelihood of the other name (section 3.4 and
+Fig. 5 of the Thought Gestalt paper; an error in reverse is the in-context reversal curse).
 """
 
 import random
@@ -26,7 +26,7 @@ from evaluation.figures import make_panels, write_picture
 from evaluation.load import build_data
 from evaluation.output import check_targets, format_table, report_result
 from evaluation.pretrained import Pretrained
-from evaluation.provenance import count_train_tokens, describe_asked
+from evaluation.provenance import count_train_tokens, describe_result
 from evaluation.tables import as_aligned
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
@@ -58,26 +58,23 @@ Pair = tuple[str, str]
 def single_tokens(
     names: Iterable[str], prompt: Callable[[Sequence[str]], list[int]]
 ) -> dict[str, int]:
-    """Returns the ids of the names that are one token after a space; the others are left out.
+    """Returns the ids of the names that are a single token after a space.
 
-    A name is encoded at the end of a query, because tokenizers may treat the beginning of a text
-    specially. If names share an id, the first one stays.
+    Names are encoded at the end of a query, because tokenizers may treat the start of a text
+    specially. If names share an id, the first one is kept.
     """
     stem = "The son of the man is"
     before = prompt([stem])
-    found: dict[int, str] = {}
+    by_id: dict[int, str] = {}
     for name in names:
         ids = prompt([f"{stem} {name}"])
         if len(ids) == len(before) + 1 and ids[:-1] == before:
-            found.setdefault(ids[-1], name)
-    return {name: i for i, name in found.items()}
+            by_id.setdefault(ids[-1], name)
+    return {name: i for i, name in by_id.items()}
 
 
 def draw_pairs(names: Sequence[str], count: int, seed: int) -> list[Pair]:
-    """Returns different ordered pairs of two names, drawn uniformly; all if there are fewer.
-
-    There are at least two names.
-    """
+    """Draws distinct ordered pairs of at least two names uniformly; all if there are fewer."""
     others = len(names) - 1
     total = len(names) * others
     drawn = random.Random(seed).sample(range(total), min(count, total))
@@ -89,33 +86,33 @@ def draw_pairs(names: Sequence[str], count: int, seed: int) -> list[Pair]:
 
 
 class Probed(NamedTuple):
-    """A model that is asked."""
+    """A model to probe."""
 
     tokenizer: str
     """Name of the tokenizer, for messages."""
     prompt: Callable[[Sequence[str]], list[int]]
-    """Returns the ids of sentences, the last one unfinished."""
+    """Encodes sentences, the last one incomplete."""
     log_probs: Callable[[Tensor], Tensor]
-    """Returns float32 (B, V) of the token after prompts of one length, int64 (B, P)."""
+    """Returns float32 (B, V) log-probabilities after prompts of equal length, int64 (B, P)."""
     model: LanguageModel | None = None
-    """The model to price; models of ``transformers`` are not counted."""
+    """Model to count FLOPs of, or None for models of ``transformers``."""
 
 
 def probe_model(model: LanguageModel, tokenizer: Tokenizer, precision: Precision = "32") -> Probed:
-    """Returns a model of this project, in eval mode, with the tokenizer it was trained with."""
+    """Returns a model of this project, in eval mode, with the tokenizer of its training."""
     log_probs = partial(_decoded_log_probs, model, precision)
     return Probed(tokenizer.name, tokenizer.sentence_prompt_ids, log_probs, model)
 
 
 def _decoded_log_probs(model: LanguageModel, precision: Precision, prompts: Tensor) -> Tensor:
-    """Steps each row until it is ready, and then takes it out of the batch."""
+    """Decodes each row until it is ready, and then removes it from the batch."""
     prompts = prompts.to(model.device)
     lengths = torch.full_like(prompts[:, 0], prompts.shape[1])
     tokens, rows = prompts[:, -1], torch.arange(len(prompts), device=prompts.device)
     answers: dict[int, Tensor] = {}
     with autocast(model.device, precision):
-        # One stream for all: what a method draws is the same for every prompt, so that normal and
-        # reversed questions are compared under equal draws, in batches of any size.
+        # All rows share a random stream, so that normal and reversed questions are compared under
+        # equal draws, independent of the batch size.
         cache = model.init_cache(prompts, lengths, 1, [(0, 0)] * len(prompts))
         while len(rows):
             logits, ready = model.decode_step(cache, tokens)  # (b, V) and (b,)
@@ -129,7 +126,7 @@ def _decoded_log_probs(model: LanguageModel, precision: Precision, prompts: Tens
 
 
 def probe_pretrained(pretrained: Pretrained) -> Probed:
-    """Returns a causal language model of ``transformers``; it reads the joined sentences."""
+    """Returns a causal language model of ``transformers``, which reads the joined sentences."""
 
     def prompt(sentences: Sequence[str]) -> list[int]:
         return pretrained.encode_documents(["".join(sentences)])
@@ -141,8 +138,8 @@ def _pretrained_log_probs(pretrained: Pretrained, prompts: Tensor) -> Tensor:
     length, context = prompts.shape[1], pretrained.context
     if context is not None and length > context:
         raise ValueError(
-            f"hf: a prompt has {length} tokens and the model's context {context}; take one with a "
-            "longer context"
+            f"hf: a prompt has {length} tokens, more than the model's context of {context}; take a "
+            "model with a longer context"
         )
     with float32_products(pretrained.precision):
         logits: Tensor = pretrained.model(prompts.to(pretrained.model.device)).logits[:, -1]
@@ -157,16 +154,16 @@ STATEMENT = "The son of {father} is {son}."
 QUERIES = {"normal": " The son of {father} is", "reversed": " The father of {son} is"}
 
 BATCH = 32
-"""Prompts read at once."""
+"""Number of prompts in a batch."""
 
 
 @torch.inference_mode()
 def ask(probed: Probed, pairs: Sequence[Pair], ids: Mapping[str, int]) -> pd.DataFrame:
-    """Returns a row for each pair of names, float64.
+    """Asks a model about each pair of names; returns a row for each, float64.
 
-    Columns, for both conditions: ``<condition>_target`` and ``_distractor`` (negative
+    The columns are, for both conditions, ``<condition>_target`` and ``_distractor`` (negative
     log-likelihood of the right and of the other name in nats), ``_margin`` (the second minus the
-    first) and ``_error_rate`` (1 where the margin is negative: the other name is likelier).
+    first) and ``_error_rate`` (1 if the margin is negative, so that the other name is likelier).
     """
     prompts = [one_prompt(probed, pair, condition) for condition in CONDITIONS for pair in pairs]
     fathers, sons = ([ids[name] for name in names] for names in zip(*pairs, strict=True))
@@ -186,14 +183,14 @@ def ask(probed: Probed, pairs: Sequence[Pair], ids: Mapping[str, int]) -> pd.Dat
 
 
 def one_prompt(probed: Probed, pair: Pair, condition: str) -> list[int]:
-    """Returns the ids of the statement about a pair, and the query of a condition."""
+    """Returns the ids of the statement about a pair, followed by the query of a condition."""
     father, son = pair
     parts = (STATEMENT, QUERIES[condition])
     return probed.prompt([part.format(father=father, son=son) for part in parts])
 
 
 def equal_lengths(prompts: Sequence[Sequence[int]], most: int = BATCH) -> list[list[int]]:
-    """Returns the rows of prompts of one length, up to ``most`` at once: none needs padding."""
+    """Groups the rows of prompts by length, at most ``most`` in a group, so none needs padding."""
     by_length: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(row)
@@ -207,10 +204,10 @@ def equal_lengths(prompts: Sequence[Sequence[int]], most: int = BATCH) -> list[l
 def measure_reversal(
     probed: Probed, names: Sequence[str] = NAMES, *, pairs: int = 1000, seed: int = 0
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Returns the answers, see ``ask``, and their summary under the keys of the JSON file.
+    """Probes a model; returns the answers, see ``ask``, and their summary for the JSON file.
 
-    The summary has means, their standard errors as if pairs were independent (nan of one pair), and
-    costs, where the model is one of ours. Names that are no single token are left out.
+    The summary has means, their standard errors for independent pairs (nan for one pair), and, for
+    a model of this project, costs. Names that are not a single token are left out.
 
     Raises:
         ValueError: If fewer than two names are left.
@@ -228,7 +225,7 @@ def measure_reversal(
         answers = ask(probed, drawn, ids)
     seconds, cost = time.perf_counter() - start, {}
     if probed.model is not None:
-        length = len(one_prompt(probed, drawn[0], "normal"))  # of all: names are single tokens
+        length = len(one_prompt(probed, drawn[0], "normal"))  # all equal: names are single tokens
         cost = price(probed.model, length, steps.mean, seconds)
     return answers, {
         **answers.mean().to_dict(),
@@ -249,11 +246,11 @@ LABELS = {
     "error_rate": "error rate",
 }
 SOURCE = ("model", "parameters", "train_tokens", "checkpoint", "hf")
-"""Keys of a result that say who was asked."""
+"""Keys of a result that identify the model."""
 
 
 def reversal_table(result: Mapping[str, Any]) -> str:
-    """Returns the result of the command for people."""
+    """Formats the result of the command as a table."""
     errors, names = result["standard_errors"], result["names"]
     cells = {
         condition: [
@@ -264,7 +261,7 @@ def reversal_table(result: Mapping[str, Any]) -> str:
     }
     facts = {
         "pairs": f"{result['pairs']:,}",
-        "names": f"{names['used']} ({names['left_out']} are no single token and left out)",
+        "names": f"{names['used']} ({names['left_out']} left out, not a single token)",
         "tokenizer": str(result["settings"]["tokenizer"]),
         **cost_cells(result),
         **{key: str(result[key]) for key in SOURCE if result.get(key) is not None},
@@ -275,25 +272,26 @@ def reversal_table(result: Mapping[str, Any]) -> str:
 
 COLOURS = {"target": "#3f9c6b", "distractor": "#c0443c"}
 MOST_POINTS = 500
-WIDTH = 0.5  # of the cloud of points
+WIDTH = 0.5
+"""Width of the cloud of points."""
 
 
 def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
-    """Returns a panel a condition: NLL of targets (green) and distractors (red), as Fig. 5 bottom.
+    """Draws the NLL of targets (green) and distractors (red) for each condition (Fig. 5, bottom).
 
     Each pair is a point, with means and their standard errors on top; the axis is inverted, so that
     higher is likelier.
     """
     figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
-    shown = answers[:: -(-len(answers) // MOST_POINTS)]  # evenly many of the pairs
-    # spread by rank, which needs no random numbers
+    shown = answers[:: -(-len(answers) // MOST_POINTS)]  # an evenly spaced part of the pairs
+    # jitter by a low-discrepancy sequence, which needs no random numbers
     spread = WIDTH * (pd.RangeIndex(len(shown)).to_numpy() * 0.618034 % 1 - 0.5)
     style = {"fmt": "D", "markersize": 7, "capsize": 4, "markeredgecolor": "white"}
     for ax, condition in zip(panels, CONDITIONS, strict=True):
-        for place, (candidate, color) in enumerate(COLOURS.items()):
+        for x, (candidate, color) in enumerate(COLOURS.items()):
             key = f"{condition}_{candidate}"
-            ax.scatter(place + spread, shown[key], s=8, alpha=0.35, color=color, linewidths=0)
-            ax.errorbar(place, answers[key].mean(), answers[key].sem(), color=color, **style)
+            ax.scatter(x + spread, shown[key], s=8, alpha=0.35, color=color, linewidths=0)
+            ax.errorbar(x, answers[key].mean(), answers[key].sem(), color=color, **style)
         ax.set_xticks(range(2), COLOURS)
         ax.set_xlim(-0.6, 1.6)
         ax.set_title(condition, fontsize=10)
@@ -315,18 +313,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--hf",
         type=str | None,
         default=None,
-        help="Instead: hub name or folder of a causal language model of transformers; bf16 rounds "
-        "all of its weights.",
+        help="Hub name or folder of a causal language model of transformers, instead of --ckpt; "
+        "--precision bf16 rounds all of its weights.",
     )
     parser.add_argument(
-        "--pairs", type=PositiveInt, default=1000, help="Pairs of names to ask about."
+        "--pairs", type=PositiveInt, default=1000, help="Number of pairs of names to ask about."
     )
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of the draw of pairs.")
     add_file_arguments(parser, output="JSON file to write.", plot="PNG or SVG file to write.")
 
 
 def run(settings: Namespace) -> None:
-    """Asks the model, prints a table and writes the files that are asked for."""
+    """Asks the model, prints a table, and writes the files that are named."""
     _check(settings)
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     how = {key: settings[key] for key in ("pairs", "seed", "precision")}
@@ -342,20 +340,20 @@ def _check(settings: Namespace) -> None:
     if (settings.ckpt is None) == (settings.hf is None):
         raise ValueError("give one model: --ckpt CHECKPOINT or --hf NAME_OR_FOLDER")
     if settings.hf is not None and (settings["set"] or settings.which == "best"):
-        raise ValueError("set and which belong to checkpoints; leave them out with --hf")
+        raise ValueError("set and which are options of checkpoints; leave them out with --hf")
 
 
 def _load_own(settings: Namespace, how: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
     checkpoint, model, tokenizer = load_with_tokenizer(settings)
     try:
         train_tokens = count_train_tokens(checkpoint, build_data(checkpoint))
-    except ValueError:  # the training text is not prepared here, and the probe needs none
+    except ValueError:  # the training text is not prepared here, and the probe does not need it
         train_tokens = None
     asked = {
         "parameters": non_embedding_parameters(model),
         "train_tokens": train_tokens,
         "hf": None,
-        **describe_asked(checkpoint, model, tokenizer, settings.precision, how),
+        **describe_result(checkpoint, model, tokenizer, settings.precision, how),
     }
     return probe_model(model, tokenizer, settings.precision), asked
 

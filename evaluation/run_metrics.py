@@ -1,7 +1,7 @@
-"""The table of runs: a line a run with its provenance, sizes, training cost, likelihood and tasks.
+"""The table of runs: provenance, sizes, training cost, likelihood and tasks of each run.
 
-``measure`` makes the ``RunMetrics`` of a run, ``runs_frame`` the table of several, which reports,
-figures and ``runs.csv`` are made of.
+``measure`` computes the ``RunMetrics`` of a run, and ``runs_frame`` the table of several runs, from
+which reports, figures and ``runs.csv`` are made.
 """
 
 import hashlib
@@ -32,42 +32,42 @@ from lightning_models.outputs import Likelihood
 from lightning_models.recipe import resolve_class
 
 ANSWERS = "answers"
-"""Targets that models of questions are scored on; they are no text."""
+"""Targets of models that answer questions, which are not text."""
 BITS, NATS = "bits_per_byte", "nats_per_token"
 NOW, BEFORE = "measured now", "measured before"
 Task = Mapping[str, Mapping[str, Any]]
-"""Scores of a task: its ``metrics``, and ``how`` they were measured."""
+"""Scores of a task: its ``metrics``, and the settings of the measurement under ``how``."""
 
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """The metrics of a run, None where they are not known.
+    """Metrics of a run; unknown ones are None.
 
     FLOPs per token are per token of text. Fields from ``run`` to ``torch`` are provenance.
     """
 
     run: str
-    """Path of the run below the folder of all that are compared."""
+    """Path of the run below the common folder of all compared runs."""
     row: str | None
-    """Name of its row on the command line, else of the run in training."""
+    """Name of its row on the command line, else name of the run in training."""
     checkpoint: str
-    """Path of the file that was scored."""
+    """Path of the scored file."""
     which: str | None
-    """How the file was chosen: ``last``, ``best``, or None for a file that was named."""
+    """Choice of the file: ``last``, ``best``, or None if it was named."""
     model: str
     """Class of the model."""
     model_recipe: Mapping[str, Any]
     """Class path and arguments of the model."""
     recipe: str
-    """Settings that runs share if they differ only in their seeds, as JSON."""
+    """Settings, as JSON, that runs share if they differ in their seeds only."""
     reads: str
     """Rows of its data: windows, sentences or reasoning."""
     tokenizer: str
     """Name and digest of the tokenizer, without markers of sentences."""
     order: Mapping[str, Any]
-    """Settings that decide which tokens an optimiser step has."""
+    """Settings that determine the tokens of an optimiser step."""
     recorded: bool
-    """Whether the run has a ``config.yaml``, which the following fields come from."""
+    """Whether the run has a ``config.yaml``, the source of the following fields."""
     seed_everything: int | None
     """Seed of the run."""
     precision: str | None
@@ -75,51 +75,51 @@ class RunMetrics:
     accumulate_grad_batches: int | None
     """Micro-batches of an optimiser step on each device."""
     commit: str | None
-    """Version of the code; several where the run was resumed with another one."""
+    """Version of the code, or several versions if the run was resumed with another one."""
     torch: str | None
-    """Version of torch, likewise."""
+    """Version of torch, or several."""
 
     parameters: int
-    """Trainable numbers."""
+    """Number of trainable parameters."""
     non_embedding_parameters: int
-    """All numbers outside embeddings and output matrix."""
+    """Number of parameters outside embeddings and output matrix."""
     steps: int
     """Optimiser steps up to the checkpoint."""
     training_tokens: int | None
-    """Tokens of text that it was trained on, each time they were seen."""
+    """Tokens of text in training, with repetitions."""
     flops: float | None
-    """FLOPs of the training so far, whether they ran or are planned."""
+    """FLOPs of the training so far, executed or planned."""
     training_flops: float | None
-    """The same, of models whose steps all compute the same."""
+    """``flops`` of models whose training steps have constant compute, else None."""
     training_flops_per_token: float | None
     """``training_flops`` over ``training_tokens``."""
     nominal_training_flops: float | None
-    """FLOPs of the training as planned, of models whose texts decide what a step computes."""
+    """Planned ``flops`` of models whose training compute depends on the text, else None."""
     nominal_training_flops_per_token: float | None
     """``nominal_training_flops`` over ``training_tokens``."""
     training_flops_per_token_published: float | None
-    """FLOPs per training token as the method's paper counts them, where it counts otherwise."""
+    """FLOPs per training token as the method's paper counts them, if it counts differently."""
     tokens_per_second: float | None
-    """Median of the logged speed of training, on whatever machine that was, without markers."""
+    """Median of the logged training speed on the machine of the run, without markers."""
     val_accuracy: float | None
-    """Share of questions that training answered rightly at its last validation, 0 to 1."""
+    """Accuracy of answers at the last validation in training, 0 to 1."""
 
     text: str = ""
-    """Name and digest of the training text, whatever it was tokenised with."""
+    """Name and digest of the training text, independent of the tokenizer."""
     same_text: bool = False
-    """Whether the text that is there today is the text that the checkpoint was trained on."""
+    """Whether the text on disk today is the text that the checkpoint was trained on."""
     source: str = NOW
     """Whether the likelihood was measured ``NOW``, or read from the folder of the run."""
     scored: Mapping[str, Any] = field(default_factory=dict)
     """Text, split, bytes, tokens, batches and precision of the likelihood."""
     context: int = 0
-    """Tokens of a scored row, on average."""
+    """Mean length of a scored row in tokens."""
     stride: int | None = None
-    """Targets that a window adds where windows overlap."""
+    """New targets of each window if windows overlap."""
     markers: float = 1.0
-    """Positions per token of text, at least 1: markers of sentences are computed, too."""
+    """Positions per token of text, at least 1; markers of sentences are positions too."""
     text_changes: str | None = None
-    """What of a text the tokenizer cannot give back."""
+    """Text that the tokenizer cannot reproduce, if any."""
     likelihood: Likelihood = "exact"
     """Kind of the likelihood: exact, lower_bound, estimate or noncausal."""
     counted: str = "all"
@@ -127,9 +127,9 @@ class RunMetrics:
     causal: bool = True
     """Whether no token's score depends on later tokens."""
     nats_per_token: float | None = None
-    """Mean negative log-likelihood of the counted targets; never to be compared across kinds."""
+    """Mean negative log-likelihood of the counted targets; not comparable across kinds."""
     bits_per_byte: float | None = None
-    """Bits of all targets per UTF-8 byte of the source text, of the same kind."""
+    """Bits of all targets per UTF-8 byte of the source text; not comparable across kinds."""
     executed_steps: float | None = None
     """Mean number of additional steps of the targets."""
     expected_steps: float | None = None
@@ -142,9 +142,9 @@ class RunMetrics:
     """Scores of tasks by their names."""
 
     def columns(self) -> dict[str, Any]:
-        """Returns the fields, and the numbers whose columns depend on what they are.
+        """Returns the fields, and each metric under a column of its kind.
 
-        No column has two kinds of likelihood, two kinds of targets, or metrics of two tasks.
+        No column mixes kinds of likelihood, kinds of targets, or metrics of different tasks.
         """
         end = "" if self.counted == "all" else f"_{self.counted}"
         bits_end = end if self.counted == ANSWERS else ""  # bits are of all targets
@@ -173,16 +173,16 @@ HOW_ASKED = ("mode", "budget", "precision", "counted")
 def tasks_in(results: Iterable[Mapping[str, Any]]) -> dict[str, Task]:
     """Returns the scores of each task.
 
-    The result with the most examples counts, and the later of two with the same number. Results
-    under changed settings of the model (``--set``) are left out, and so are the members of a group
-    that has a mean.
+    The result with the most examples counts, and the latest of several with as many. Results with
+    changed settings of the model (``--set``) are left out, and so are the members of a group that
+    has a mean.
 
     Returns:
-        For each task its ``metrics`` without standard errors, and ``how`` they were measured, which
-        must be the same where tasks are compared. Names end in ``_Nshot`` where a task was asked
-        with several numbers of examples in the prompt.
+        For each task its ``metrics`` without standard errors, and the settings of the measurement,
+        ``how``, which must agree for tasks to be comparable. Names end in ``_Nshot`` if a task was
+        measured with several numbers of examples in the prompt.
     """
-    found: dict[tuple[str, Any], Task] = {}
+    scores: dict[tuple[str, Any], Task] = {}
     for content in results:
         asked, tasks = content.get("settings", {}), content.get("tasks", {})
         if asked.get("set"):
@@ -194,12 +194,12 @@ def tasks_in(results: Iterable[Mapping[str, Any]]) -> dict[str, Task]:
             key = name, result["how"].get("num_fewshot")
             if not result["metrics"] or name in grouped:
                 continue
-            if key not in found or _examples(result) >= _examples(found[key]):
-                found[key] = result
-    names = [name for name, _ in found]
+            if key not in scores or _examples(result) >= _examples(scores[key]):
+                scores[key] = result
+    names = [name for name, _ in scores]
     return {
         name if names.count(name) == 1 else f"{name}_{shots or 0}shot": task
-        for (name, shots), task in found.items()
+        for (name, shots), task in scores.items()
     }
 
 
@@ -223,7 +223,7 @@ def _task_result(task: Mapping[str, Any], asked: Mapping[str, Any]) -> Task:
 
 
 FLOPS_TAG = "throughput/flops_per_token"
-"""FLOPs per token of a training step, by the model's own count on the batches it met."""
+"""FLOPs per token of a training step, as the model counts them on its batches."""
 SPEED_TAG = "throughput/tokens_per_second"
 ACCURACY_TAG = "val/accuracy"
 
@@ -233,15 +233,14 @@ def describe_training(
 ) -> dict[str, Any]:
     """Returns sizes and costs of a run's training, under the names of ``RunMetrics``.
 
-    ``train_tokens`` are the lexical tokens of the train split, each counted once, or None if they
-    are not known.
+    ``train_tokens`` is the number of lexical tokens in the train split, or None if unknown.
     """
     tokens, positions = _amount(run, data, train_tokens)
     outline, per_position = run.outline, _flops(run, data)
     published = outline.published_flops_per_token(outline.config.block_size)
     flops = None if positions is None or per_position is None else positions * per_position
     per_token = None if flops is None or not tokens else flops / tokens
-    if published is not None:  # per position, as FLOPs are
+    if published is not None:  # so far per position
         published = published * positions / tokens if tokens and positions is not None else None
     share = tokens / positions if tokens and positions else 1.0
     speeds, answers = run.scalars.get(SPEED_TAG, {}), run.scalars.get(ACCURACY_TAG, {})
@@ -266,20 +265,20 @@ def describe_training(
 def _amount(
     run: RunRecord, data: LanguageDataModule, train_tokens: int | None
 ) -> tuple[int | None, int | None]:
-    """Returns tokens of text and positions that a run was trained on, None if not known.
+    """Returns the tokens of text and the positions in a run's training, None if unknown.
 
-    Positions are tokens with the markers of sentences: what FLOPs are counted on.
+    Positions, for which FLOPs are counted, include the markers of sentences.
     """
     if isinstance(data, Sentences):
         return _of_sentences(run, data)
-    recipe, model, number = run.checkpoint.data_recipe, run.outline, _micro_batches(run)
+    recipe, model, batches = run.checkpoint.data_recipe, run.outline, _micro_batches(run)
     rows = None if recipe is None else recipe["init_args"].get("batch_size")
     stated = _order(run).get("global_batch")
-    if stated is not None:  # of a step, on any number of devices
-        number, rows = run.checkpoint.step, stated
-    if rows is None or not number or not run.checkpoint.step or model.reads != "windows":
+    if stated is not None:  # rows of a whole step, on any number of devices
+        batches, rows = run.checkpoint.step, stated
+    if rows is None or not batches or not run.checkpoint.step or model.reads != "windows":
         return None, None
-    positions = number * rows * model.config.block_size
+    positions = batches * rows * model.config.block_size
     if not _has_markers(data.tokenizer):
         return positions, positions
     if train_tokens is None:
@@ -289,7 +288,7 @@ def _amount(
 
 
 def _micro_batches(run: RunRecord) -> int:
-    """Returns the micro-batches that all ranks have trained on; 0 where it is not known."""
+    """Returns the number of micro-batches that all ranks have trained on, 0 if unknown."""
     value: Any = run.checkpoint.content
     for key in ("loops", "fit_loop", "epoch_loop.batch_progress", "total", "processed"):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -297,7 +296,7 @@ def _micro_batches(run: RunRecord) -> int:
 
 
 def _order(run: RunRecord) -> dict[str, Any]:
-    """Returns the settings that decided the rows of a run's batches, or of its steps."""
+    """Returns the settings that determined the rows of a run's batches, or of its steps."""
     return dict(run.checkpoint.data_state.get("order", {}))
 
 
@@ -306,40 +305,40 @@ def _ranks(run: RunRecord) -> int:
 
 
 def _states_steps(run: RunRecord) -> bool:
-    """Whether steps have the same rows on any number of devices."""
+    """Returns whether steps have the same rows on any number of devices."""
     order = _order(run)
     return any(order.get(key) is not None for key in ("global_batch", "global_batch_tokens"))
 
 
 def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | None]:
-    """Returns tokens and positions of sentences, by dealing them again.
+    """Counts tokens and positions of sentences by building their batches again.
 
-    On several devices the batches of as many steps on one of them are counted, which are even.
+    For several devices the batches of as many steps on one device are counted: batches are even.
     """
-    number = _micro_batches(run)
+    batches = _micro_batches(run)
     if _states_steps(run):
-        number = (run.checkpoint.step or 0) * data.step_batch(1).accumulate
-    if not number or run.checkpoint.data_state.get("fingerprint") != data.fingerprint:
+        batches = (run.checkpoint.step or 0) * data.step_batch(1).accumulate
+    if not batches or run.checkpoint.data_state.get("fingerprint") != data.fingerprint:
         return None, None
     source = data.training_source()
     sums = dict.fromkeys(("lexical", "eos", "eod"), 0.0)
-    for n in range(number):
+    for n in range(batches):
         counts = source.counts(n)
         sums = {key: value + counts[key] for key, value in sums.items()}
-    text = sums["lexical"] + sums["eod"]  # the end of a document is a token of windows, too
+    text = sums["lexical"] + sums["eod"]  # windows count the end of a document as a token, too
     return round(text), round(text + 2 * sums["eos"])  # BOS and EOS of every sentence
 
 
 def _has_markers(tokenizer: Tokenizer) -> bool:
-    """Whether other tokens than those around documents are no text: markers of sentences."""
+    """Returns whether there are special tokens within documents: markers of sentences."""
     return not set(tokenizer.special_ids) <= {tokenizer.eos_id, tokenizer.text_bos_id}
 
 
 def _flops(run: RunRecord, data: LanguageDataModule) -> float | None:
     """Returns the FLOPs per position of a training step.
 
-    Windows are counted anew. For other rows the count that training logged is taken, or without a
-    log that of documents of average length.
+    For windows they are computed; for other rows they are the logged count of the training, or the
+    count for documents of average length if there is no log.
     """
     if run.outline.reads == "windows":
         return run.outline.flops_per_token(run.outline.config.block_size, training=True)
@@ -358,7 +357,7 @@ NOT_A_RECIPE = frozenset(
     {
         *("cache_dir", "num_proc", "num_workers", "predict_file", "validation_split"),
         *("seed", "compile", "eval_batch_size", "eval_stride"),
-        *("data_files", "val_files", "test_files"),  # the fingerprint says which text they are
+        *("data_files", "val_files", "test_files"),  # the fingerprint identifies their text
     }
 )
 """Keys in which runs of one recipe may differ."""
@@ -366,18 +365,18 @@ NOT_A_RECIPE = frozenset(
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """How every run is scored."""
+    """Settings of the scoring, the same for every run."""
 
     split: Split = "val"
     """Held-out documents to score."""
     limit_batches: int | None = None
-    """Score that many batches only."""
+    """Number of batches to score (null: all)."""
     batch_size: int | None = None
     """Rows per batch (null: as trained)."""
     stride: int | None = None
-    """Score windows that begin that many tokens apart, so that each target follows at least all but
-    that many tokens of a window (null: as trained, mostly windows that do not overlap). Bounds of
-    whole windows and documents are scored without overlap."""
+    """Distance in tokens between the starts of overlapping windows, so that each target has at
+    least the rest of a window before it (null: as trained, mostly without overlap). Bounds of whole
+    windows and documents are scored without overlap."""
     precision: Precision = "32"
     device: Device = "auto"
 
@@ -391,10 +390,10 @@ def overlaps(run: RunRecord) -> bool:
 
 
 def open_data(run: RunRecord, options: ScoringOptions) -> LanguageDataModule:
-    """Returns the data that a run was trained on, prepared.
+    """Prepares and returns the data that a run was trained on.
 
     Raises:
-        ValueError: If they are not there, or have another tokenizer.
+        ValueError: If they are missing, or have another tokenizer.
     """
     recipe = run.checkpoint.data_recipe
     if recipe is None:
@@ -413,10 +412,10 @@ def open_data(run: RunRecord, options: ScoringOptions) -> LanguageDataModule:
 
 
 def measure(run: RunRecord, options: ScoringOptions) -> RunMetrics:
-    """Returns the metrics of a run; its held-out text is scored unless that was done before.
+    """Computes the metrics of a run; a held-out text that was scored before is not scored again.
 
     Raises:
-        ValueError: if its data are not there or it cannot be scored.
+        ValueError: If its data are missing, or it cannot be scored.
     """
     data = open_data(run, options)
     content, file = score_checkpoint(
@@ -448,12 +447,11 @@ def describe_score(
     run: RunRecord, content: Mapping[str, Any], context: int, markers: float
 ) -> dict[str, Any]:
     """Returns likelihood and inference FLOPs of a result, under the names of ``RunMetrics``."""
-    kind = str(content["likelihood"])
     scoring = content.get("flops_per_token")
     return {
         "context": context,
         "markers": markers,
-        "likelihood": kind,
+        "likelihood": str(content["likelihood"]),
         "counted": ANSWERS if run.outline.reads == "reasoning" else str(content["counted"]),
         "causal": content["causal"],
         NATS: content[NATS],
@@ -466,7 +464,7 @@ def describe_score(
 
 
 def _markers(data: LanguageDataModule, split: Split) -> float:
-    """Returns the positions per token of text; the end of a document is one."""
+    """Returns the positions per token of text, where the end of a document is a token too."""
     if data.rows == "reasoning" or not _has_markers(data.tokenizer):
         return 1.0
     counts = data.counts(split)
@@ -480,7 +478,8 @@ def _markers(data: LanguageDataModule, split: Split) -> float:
 def _provenance(run: RunRecord) -> dict[str, Any]:
     path, here = run.checkpoint.path.resolve(), Path.cwd()
     order, states = _order(run), _states_steps(run)
-    accumulated = None if states else run.record["accumulate_grad_batches"]  # no choice of the run
+    # steps with fixed rows set the accumulation themselves
+    accumulated = None if states else run.record["accumulate_grad_batches"]
     if accumulated is None and run.checkpoint.step and not states:
         accumulated = round(_micro_batches(run) / _ranks(run) / run.checkpoint.step)
     order = {"rows": run.outline.reads, **order, "accumulate_grad_batches": accumulated}
@@ -501,7 +500,7 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
 
 
 def _text(data: LanguageDataModule) -> str:
-    """Returns the corpus and a digest of the text of prepared data, whatever its tokenizer."""
+    """Returns the corpus and a digest of its text, independent of the tokenizer."""
     corpus = getattr(data, "corpus", data)
     meta = Store(corpus.store_dir).meta
     return _digest(type(corpus).__name__, {key: meta.get(key) for key in ("source", "origin")})
@@ -515,7 +514,7 @@ def _tokenizer(run: RunRecord) -> str:
         built = build_tokenizer(run.checkpoint)
         return _digest(built.name, built.state())
     content = {key: value for key, value in saved.items() if key != "name"}
-    if saved.get("kind") != "json":  # one that is not stored whole is what its name says
+    if saved.get("kind") != "json":  # identified by its name, not stored completely
         return str(saved.get("name") or saved.get("kind"))
     return _digest(str(saved.get("name")).rpartition("/")[2], content)
 
@@ -543,21 +542,21 @@ def _without_seed(value: Any) -> Any:
     return [_without_seed(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-# ---- the table: runs that differ in the seed only share a label
+# ---- the table: runs that differ only in the seed share a label
 
 
 def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.DataFrame:
-    """Returns the table of runs with ``label`` and ``seed`` of each.
+    """Returns the table of runs with the ``label`` and ``seed`` of each.
 
-    Rows are ordered by kind of likelihood and by loss within each; the seeds of a label, which is
-    one row of a report, follow one another.
+    Rows are sorted by kind of likelihood, then by loss; the runs of a label, which is one row of a
+    report, are adjacent.
 
     Args:
         metrics: Metrics of at least one run, in any order.
         keys: Keys of the models' config that name the rows, see ``runs.make_labels``.
 
     Raises:
-        ValueError: if no model has such a key.
+        ValueError: If no model has such a key.
     """
     runs = pd.DataFrame([each.columns() for each in metrics], dtype=object)
     runs = runs.sort_values("run", ignore_index=True)
@@ -574,7 +573,7 @@ def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.Dat
 
 
 def _name_of_row(names: Sequence[str], model: str) -> str:
-    """Returns the common beginning of the names of a row's runs, else the model's class."""
+    """Returns the common prefix of the names of a row's runs, else the model's class."""
     if len(names) == 1:
         return names[0]
     shared = os.path.commonprefix(list(names))  # noqa: RUF071  letters, not folders
@@ -583,26 +582,26 @@ def _name_of_row(names: Sequence[str], model: str) -> str:
 
 
 def _rank(row: pd.DataFrame) -> tuple[int, bool, float, str]:
-    """Orders rows; their loss is the mean of bits per byte, else of nats per token.
+    """Returns the sort key of a row; its loss is the mean of bits per byte, else nats per token.
 
-    Rows in which a run has no loss, as one that has diverged, are the last ones of their kind.
+    A row with a run without a loss, such as a diverged one, comes last among its kind.
     """
     first, loss = row.iloc[0], row[BITS] if row[BITS].notna().all() else row[NATS]
     mean = statistics.fmean(math.inf if value is None else value for value in loss)
-    place = list(KINDS).index(first["likelihood"])
-    return place, first["counted"] == ANSWERS, mean, first["label"]
+    likelihood = list(KINDS).index(first["likelihood"])
+    return likelihood, first["counted"] == ANSWERS, mean, first["label"]
 
 
 def runs_with_loss(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the runs of a table that have a loss of text, which is what the figure draws.
+    """Returns the runs of a table with a loss on text, for the figure.
 
-    Answers to questions are no text; a run that has diverged has no loss.
+    Answers to questions are not text, and a diverged run has no loss.
     """
     return runs[(runs["counted"] != ANSWERS) & runs[NATS].notna()]
 
 
 def _seeds(row: pd.DataFrame) -> list[str]:
-    """Returns the seed of each run of a row, with the seed of its data order if they differ."""
+    """Returns the seed of each run of a row, with the seeds of the data order if they vary."""
     orders = [order.get("seed", "?") for order in row["order"]]
     known = [not (seed is None or isinstance(seed, bool)) for seed in row["seed_everything"]]
     seeds = [str(s) if k else "?" for s, k in zip(row["seed_everything"], known, strict=True)]

@@ -1,4 +1,4 @@
-"""Runs and checkpoints: their places, names and logs."""
+"""Runs and checkpoints: their paths, names and logs."""
 
 import glob
 import os
@@ -31,16 +31,15 @@ from lightning_models.recipe import split_names
 
 PATTERN, CSV_FILE = LOGS
 NO_VERSION = ("run", "command")
-"""Names on top of a record that are no versions."""
+"""Names in the header of a record that are not versions."""
 
 
 def read_scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """Returns the logged values of a run by tag and step; of a resumed run those that count.
+    """Reads the logged values of a run by tag and step; the latest value of a step counts.
 
     Steps are logged from 0: after n optimiser steps the latest is n - 1.
 
-    The folder has TensorBoard files, a CSV file, or both, of which a resumed run may have written
-    one after the other.
+    The folder has TensorBoard files, a CSV file, or both if a resumed run changed its logger.
     """
     values = _csv_scalars(folder / CSV_FILE) if (folder / CSV_FILE).is_file() else {}
     if not any(folder.glob(PATTERN)):
@@ -66,11 +65,11 @@ def _csv_scalars(file: Path) -> dict[str, dict[int, float]]:
 
 
 def read_record(folder: Path | None) -> dict[str, Any]:
-    """Returns the settings of a training run by ``config.yaml``, None where they are not known.
+    """Reads the settings of a training run from ``config.yaml``; unknown ones are None.
 
-    Keys: ``recorded`` (whether there is a record), ``seed_everything``, ``precision`` and
+    The keys are ``recorded`` (whether there is a record), ``seed_everything``, ``precision`` and
     ``accumulate_grad_batches`` of the trainer, and the versions ``commit`` and ``torch``. A resumed
-    run has several records: settings come from the first, versions from all.
+    run has several records: settings come from the first one, versions from all.
     """
     files = [] if folder is None else sorted(folder.glob("config*.yaml"))
     settings = {} if folder is None else read_settings(folder / "config.yaml")
@@ -86,7 +85,7 @@ def read_record(folder: Path | None) -> dict[str, Any]:
         "seed_everything": settings.get("seed_everything"),
         "precision": trainer.get("precision"),
         "accumulate_grad_batches": trainer.get("accumulate_grad_batches"),
-        **{name: " and ".join(found) or None for name, found in seen.items()},
+        **{name: " and ".join(versions) or None for name, versions in seen.items()},
     }
 
 
@@ -105,55 +104,55 @@ def _versions(record: Path) -> dict[str, str]:
 
 
 def find_checkpoints(
-    words: Sequence[str], key: str = "runs", which: Which = "last"
+    targets: Sequence[str], key: str = "runs", which: Which = "last"
 ) -> list[Checkpoint]:
     """Returns the checkpoints that the command line names, see ``find_named``."""
-    return [checkpoint for _, checkpoint in find_named(words, key, which)]
+    return [checkpoint for _, checkpoint in find_named(targets, key, which)]
 
 
 def find_named(
-    words: Sequence[str], key: str, which: Which = "last"
+    targets: Sequence[str], key: str, which: Which = "last"
 ) -> list[tuple[str | None, Checkpoint]]:
-    """Returns the checkpoints that the command line names, each once and with its name.
+    """Returns the checkpoints that the command line names, each once, with their names.
 
     A pattern leaves out runs without a checkpoint, with a warning, if others remain.
 
     Args:
-        words: Checkpoint files, folders of runs (a checkpoint of each run below it, see ``which``)
-            or patterns; each may begin with a name (``NAME=PATH``).
-        key: The option that has them, for messages.
-        which: Whether a folder of a run gives its furthest checkpoint or its best.
+        targets: Checkpoint files, folders (for a checkpoint of each run below them), or patterns;
+            each may begin with a name (``NAME=PATH``).
+        key: Option that holds them, for messages.
+        which: Checkpoint to take from the folder of a run: the one of the last step, or the best.
 
     Returns:
-        Pairs of a name, from the word or else of the run in training, and a checkpoint.
+        Pairs of a name, given on the command line or else in training, and a checkpoint.
 
     Raises:
-        ValueError: If a word leads to no checkpoint, one is damaged, or a run has no best one.
+        ValueError: If a target has no checkpoint, one is damaged, or a run has no best one.
     """
-    found: dict[Path, tuple[str | None, Checkpoint]] = {}
-    for name, path in map(split_name, words):
-        for place in _places(path, key):
-            checkpoint = read_checkpoint(place, which)
-            found.setdefault(checkpoint.path.resolve(), (name or checkpoint.run_name, checkpoint))
-    return list(found.values())
+    named: dict[Path, tuple[str | None, Checkpoint]] = {}
+    for name, target in map(split_name, targets):
+        for path in _run_paths(target, key):
+            checkpoint = read_checkpoint(path, which)
+            named.setdefault(checkpoint.path.resolve(), (name or checkpoint.run_name, checkpoint))
+    return list(named.values())
 
 
-def split_name(word: str) -> tuple[str | None, str]:
-    """Returns the two parts of ``[NAME=]PATH``; a word that is a path as it stands has no name."""
-    name, sign, path = word.partition("=")
-    if not sign or not name or "/" in name or Path(word).exists():
-        return None, word
+def split_name(target: str) -> tuple[str | None, str]:
+    """Splits ``[NAME=]PATH`` into name and path; an existing path with a ``=`` has no name."""
+    name, sign, path = target.partition("=")
+    if not sign or not name or "/" in name or Path(target).exists():
+        return None, target
     return name, path
 
 
 def matching(path: Path) -> list[Path]:
-    """Returns a file or folder that exists, else those that the path matches as a pattern."""
+    """Returns an existing file or folder, else the ones that match the path as a pattern."""
     return [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
 
 
-def _places(word: str, key: str) -> list[Path]:
-    """Returns the checkpoint files and run folders of a word, or its path if there are none."""
-    path = parse_path(word, key)
+def _run_paths(target: str, key: str) -> list[Path]:
+    """Returns the checkpoint files and run folders of a target, or its path if it has none."""
+    path = parse_path(target, key)
     return started_runs(matching(path)) or [path]
 
 
@@ -161,20 +160,20 @@ def _places(word: str, key: str) -> list[Path]:
 
 
 def path_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Returns the path of each checkpoint's run below the folder that all of them are in.
+    """Returns the path of each checkpoint's run below their common folder.
 
-    The class and ``version_0`` are left out where the rest distinguishes the runs. A single run
-    without a path of its own is called by its class.
+    The class and ``version_0`` are left out if the rest distinguishes the runs. A single run
+    without a distinctive path is named by its class.
     """
     folders = [_run_folder(checkpoint) for checkpoint in checkpoints]
     if len(set(folders)) < len(folders):  # several checkpoints of one run
         folders = [checkpoint.path.resolve().with_suffix("") for checkpoint in checkpoints]
-    kinds = [each.model_recipe["class_path"].rpartition(".")[2] for each in checkpoints]
+    classes = [each.model_recipe["class_path"].rpartition(".")[2] for each in checkpoints]
     if len(folders) == 1:
-        return [_short(folders[0].parts, kinds[0]).rpartition("/")[2] or kinds[0]]
+        return [_short(folders[0].parts, classes[0]).rpartition("/")[2] or classes[0]]
     common = os.path.commonpath([folder.parent for folder in folders])
     paths = [folder.relative_to(common).parts for folder in folders]
-    short = [_short(path, kind) for path, kind in zip(paths, kinds, strict=True)]
+    short = [_short(path, cls) for path, cls in zip(paths, classes, strict=True)]
     unique = all(short) and len(set(short)) == len(short)
     return short if unique else ["/".join(path) for path in paths]
 
@@ -184,8 +183,8 @@ def _run_folder(checkpoint: Checkpoint) -> Path:
     return path.parents[1] if path.parent.name == "checkpoints" else path.with_suffix("")
 
 
-def _short(parts: Sequence[str], kind: str) -> str:
-    return "/".join(part for part in parts if part not in (kind, "version_0"))
+def _short(parts: Sequence[str], cls: str) -> str:
+    return "/".join(part for part in parts if part not in (cls, "version_0"))
 
 
 def make_labels(
@@ -194,17 +193,17 @@ def make_labels(
     recipes: Sequence[Recipe],
     keys: str | None = None,
 ) -> list[str]:
-    """Returns a label for each row of a table, all different.
+    """Returns a unique label for each row of a table.
 
     Args:
         names: Paths of the runs, see ``path_names``.
-        rows: Names that the command line gives the rows, or gave the runs in training, or None.
+        rows: Names of the rows on the command line, or of the runs in training, or None.
         recipes: Recipes of the models.
-        keys: Keys of the models' config that make the labels, separated by commas, ``model`` being
-            the class. By default the label is the name of the row, else the path.
+        keys: Keys of the models' config that form the labels, separated by commas; ``model`` is the
+            class. By default the label is the name of the row, else the path.
 
     Raises:
-        ValueError: if no model has such a key.
+        ValueError: If no model has such a key.
     """
     texts = [row or name for row, name in zip(rows, names, strict=True)]
     if keys is not None:
@@ -216,14 +215,14 @@ def make_labels(
 
 
 def config_labels(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:
-    """Returns values of configs, such as ``PonderLM, thinking_steps 3``."""
+    """Returns labels from values of configs, such as ``PonderLM, thinking_steps 3``."""
     configs = [
         {"model": recipe["class_path"].rpartition(".")[2], **recipe["init_args"].get("config", {})}
         for recipe in recipes
     ]
     for key in keys:
         if not any(key in config for config in configs):
-            raise ValueError(f"label ({key}) is no key of the models' config")
+            raise ValueError(f"label ({key}) is not a key of the models' config")
     return [
         ", ".join(
             str(config[key]) if key == "model" else f"{key} {show_value(config[key])}"
@@ -236,7 +235,7 @@ def config_labels(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value has a place on an axis."""
+    """Returns whether a value is a number and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -248,7 +247,7 @@ SKIP = "--skip_unreadable"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A checkpoint, with what its run has left."""
+    """A checkpoint with the logs and settings of its run."""
 
     name: str
     """Unique path of the run below the common folder."""
@@ -256,9 +255,9 @@ class RunRecord:
     outline: LanguageModel
     """The model without weights."""
     log: Path | None
-    """Folder of the logs, or None without any next to the checkpoint."""
+    """Folder of the logs, or None if there are none next to the checkpoint."""
     record: Mapping[str, Any]
-    """The settings that it was started with, see ``read_record``."""
+    """Settings of its training, see ``read_record``."""
     scalars: Mapping[str, Mapping[int, float]]
     """Logged values by tag and step; steps count from 0."""
     row: str | None = None
@@ -266,53 +265,53 @@ class RunRecord:
 
 
 def find_compared(
-    words: Sequence[str], *, skip: bool, which: Which = "last"
+    targets: Sequence[str], *, skip: bool, which: Which = "last"
 ) -> tuple[list[RunRecord], dict[str, str]]:
-    """Returns the runs that the command line names, each once; and why others are left out.
+    """Returns the runs that the command line names, each once, and the ones that are left out.
 
     Args:
-        words: Checkpoint files, folders of runs (a checkpoint of each run below it), or patterns;
-            each may have the name of its row before it (``NAME=PATH``).
-        skip: Whether a run that cannot be read is left out.
-        which: Of a folder's run the furthest, or the best.
+        targets: Checkpoint files, folders (for a checkpoint of each run below them), or patterns;
+            each may begin with the name of its row (``NAME=PATH``).
+        skip: Whether to leave out runs that cannot be read.
+        which: Checkpoint to take from the folder of a run: the one of the last step, or the best.
 
     Returns:
-        Runs in the order of the words; the reason for each path that is left out.
+        Runs in the order of the targets, and the reason for each path that is left out.
 
     Raises:
-        ValueError: if nothing is left, or one cannot be read and ``skip`` is false; it names it.
+        ValueError: If no run is left, or one, which is named, cannot be read and ``skip`` is false.
     """
-    found: dict[Path, tuple[Path, Checkpoint, LanguageModel, str | None]] = {}
+    opened: dict[Path, tuple[Path, Checkpoint, LanguageModel, str | None]] = {}
     left_out: dict[str, str] = {}
-    for row, path in map(split_name, words):
-        for place in _places(path, "runs"):
+    for row, target in map(split_name, targets):
+        for path in _run_paths(target, "runs"):
             try:
-                checkpoint = read_checkpoint(place, which)
+                checkpoint = read_checkpoint(path, which)
                 outline = build_outline(checkpoint)
             except ValueError as error:
-                left_out[str(place)] = reason_or_raise(str(place), error, skip=skip)
+                left_out[str(path)] = skip_reason(str(path), error, skip=skip)
                 continue
             called = row or checkpoint.run_name
-            found.setdefault(checkpoint.path.resolve(), (place, checkpoint, outline, called))
-    if not found:
-        raise ValueError(f"runs ({' '.join(words)}): none of them can be read")
-    names = path_names([checkpoint for _, checkpoint, _, _ in found.values()])
+            opened.setdefault(checkpoint.path.resolve(), (path, checkpoint, outline, called))
+    if not opened:
+        raise ValueError(f"runs ({' '.join(targets)}): none of them can be read")
+    names = path_names([checkpoint for _, checkpoint, _, _ in opened.values()])
     runs = []
-    for name, (place, checkpoint, outline, row) in zip(names, found.values(), strict=True):
-        near = (place, checkpoint.path.parent, checkpoint.path.parent.parent)
-        log = next((path for path in near if path.is_dir() and has_log(path)), None)
+    for name, (path, checkpoint, outline, row) in zip(names, opened.values(), strict=True):
+        near = (path, checkpoint.path.parent, checkpoint.path.parent.parent)
+        log = next((folder for folder in near if folder.is_dir() and has_log(folder)), None)
         scalars = {} if log is None else read_scalars(log)
         runs.append(RunRecord(name, checkpoint, outline, log, read_record(log), scalars, row))
     return runs, left_out
 
 
-def reason_or_raise(name: str, error: ValueError, *, skip: bool) -> str:
-    """Returns why a run is left out.
+def skip_reason(name: str, error: ValueError, *, skip: bool) -> str:
+    """Returns the reason for leaving out a run, in one line.
 
     Raises:
-        ValueError: if runs are not to be left out.
+        ValueError: If ``skip`` is false.
     """
     if not skip:
         reason = str(error).rstrip(". ")
-        raise ValueError(f"runs ({name}): {reason}; or leave it out with {SKIP}") from error
+        raise ValueError(f"runs ({name}): {reason}; or skip it with {SKIP}") from error
     return " ".join(str(error).split())

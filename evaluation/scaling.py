@@ -1,7 +1,7 @@
-"""``evaluate.py scaling``: power laws through the results of runs of several sizes.
+"""``evaluate.py scaling``: power laws fitted to the results of runs of several sizes.
 
-A frame of results has a row a file: ``group`` (its curve), ``file``, ``x`` (size) and ``y`` (the
-value that is fitted).
+A frame of results has a row for each file: ``group`` (its curve), ``file``, ``x`` (size) and ``y``
+(the value to fit).
 """
 
 import math
@@ -36,9 +36,9 @@ Law = Literal["power", "log"]
 Axis = Literal["tokens", "parameters"]
 
 SIZE_KEYS: dict[str, str] = {"tokens": "train_tokens", "parameters": "parameters"}
-"""Key of the result files that has the size, by the axis."""
+"""Key of the size in the result files, by axis."""
 FACTS = ("likelihood", "counted", "split", "tokens")
-"""Keys of the result files that say what was measured."""
+"""Keys of the result files that describe the measurement."""
 COLUMNS = ("group", "file", "checkpoint", "x", "y", *FACTS)
 MULTIPLIERS = ("multiplier", "multiplier_of_fits")
 
@@ -47,20 +47,20 @@ MULTIPLIERS = ("multiplier", "multiplier_of_fits")
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """A line over log x: of log y (``power``), or of y (``log``)."""
+    """A straight line in log x of log y (``power``) or of y (``log``)."""
 
     law: Law
     slope: float
-    """How fast the line falls: alpha of a power law, else in the unit of y per factor e of x."""
+    """Negative slope of the line: alpha of a power law, else the fall of y per factor e of x."""
     intercept: float
-    """Value at log x = 0: alpha * log c of a power law."""
+    """Value at log x = 0, for a power law alpha * log c."""
     r2: float
-    """R^2 of the line; nan where all values are equal."""
+    """R^2 of the line; nan if all values are equal."""
 
     def as_dict(self) -> dict[str, float]:
         """Returns the curve under the keys of the JSON file.
 
-        The constant of a power law is the x at which it is 1, D_c or N_c of the papers.
+        The constant of a power law is the x at which y is 1, D_c or N_c in the papers.
         """
         if self.law == "log":
             return {"slope": self.slope, "intercept": self.intercept, "r2": self.r2}
@@ -73,7 +73,7 @@ class FittedCurve:
         return bounded_exp(line) if self.law == "power" else line
 
     def size_for(self, value: float) -> float:
-        """Returns the x at which the curve has this value; nan where values do not fall with x."""
+        """Returns the x at which the curve has this value; nan if values do not fall with x."""
         if self.slope <= 0:
             return math.nan
         line = math.log(value) if self.law == "power" else value
@@ -81,7 +81,7 @@ class FittedCurve:
 
 
 def fit_curve(x: Iterable[float], values: Iterable[float], law: Law = "power") -> FittedCurve:
-    """Returns the least-squares line over log x; values of a power law are positive."""
+    """Fits a least-squares line in log x; values of a power law must be positive."""
     log_x = [math.log(size) for size in x]
     line = [math.log(value) if law == "power" else value for value in values]
     slope, intercept = statistics.linear_regression(log_x, line)
@@ -94,10 +94,10 @@ def fit_curve(x: Iterable[float], values: Iterable[float], law: Law = "power") -
 def multipliers(
     baseline: FittedCurve, curve: FittedCurve, x: float, value: float
 ) -> tuple[float, float]:
-    """Returns how many times its size a baseline needs for a run's value, and for its curve's.
+    """Returns the factors in size by which a baseline reaches a run's value, and its fitted value.
 
     NOTE(paper): section 3.2 of Thought Gestalt defines m_D and m_N with the achieved loss, but its
-    ranges for parameters (1.33 to 1.42) and its example (30M for 21M) are those of two fitted
+    ranges for parameters (1.33 to 1.42) and its example (30M for 21M) follow from two fitted
     curves; with achieved losses Table 2 gives 1.28 to 1.50. Both are reported.
     """
     return baseline.size_for(value) / x, baseline.size_for(curve.value_at(x)) / x
@@ -106,15 +106,15 @@ def multipliers(
 def fit_groups(
     runs: pd.DataFrame, baseline: str | None = None, law: Law = "power"
 ) -> tuple[dict[str, FittedCurve], pd.DataFrame]:
-    """Returns the curve of each group of results, and the results with their ``MULTIPLIERS``.
+    """Fits a curve to each group of results; also returns the results with their ``MULTIPLIERS``.
 
     Raises:
-        ValueError: if the baseline, by whose curve the other groups are measured, is no group.
+        ValueError: If the baseline, with whose curve the others are compared, is not a group.
     """
     groups = runs.groupby("group", sort=False)
     fits = {str(name): fit_curve(group["x"], group["y"], law) for name, group in groups}
     if baseline is not None and baseline not in fits:
-        raise ValueError(f"baseline ({baseline}) is no group; there are {', '.join(fits)}")
+        raise ValueError(f"baseline ({baseline}) is not a group; there are {', '.join(fits)}")
     saved = [
         (None, None)
         if baseline in (None, run.group)
@@ -128,29 +128,30 @@ def fit_groups(
 
 
 def read_results(
-    words: Sequence[str], axis: Axis, y: str = NATS, law: Law = "power"
+    targets: Sequence[str], axis: Axis, y: str = NATS, law: Law = "power"
 ) -> pd.DataFrame:
-    """Returns the results that the command line names, group after group, smallest first.
+    """Reads the results that the command line names, sorted by size within each group.
 
     Args:
-        words: ``[NAME=]FILE`` or ``[NAME=]PATTERN``. The name is the group; without it that is the
-            class of the model.
-        axis: The size that values are fitted over.
-        y: The key of the values; files that lack it are left out of a pattern.
-        law: The law of the curves; values of a power law are positive.
+        targets: ``[NAME=]FILE`` or ``[NAME=]PATTERN``. The name is the group, by default the class
+            of the model.
+        axis: Size on the x axis.
+        y: Key of the values; files of a pattern without it are left out.
+        law: Law of the curves; values of a power law must be positive.
 
     Raises:
-        ValueError: if there is no result, a number is missing or out of range, or a group has one
-            size only, or several results of one checkpoint.
+        ValueError: If there is no result, a value is missing or out of range, or a group has only
+            one size, or several results of the same checkpoint.
     """
-    rows = [row for word in words for row in _read_word(word, SIZE_KEYS[axis], y, law)]
+    rows = [row for target in targets for row in _read_target(target, SIZE_KEYS[axis], y, law)]
     runs = pd.DataFrame(rows, columns=COLUMNS, dtype=object)
-    runs = runs.drop_duplicates(["group", "checkpoint", "x", "y"])  # kept, and named by --output
+    # a result may be both in the folder of its run and in a file of --output
+    runs = runs.drop_duplicates(["group", "checkpoint", "x", "y"])
     groups = [g.sort_values("x", kind="stable") for _, g in runs.groupby("group", sort=False)]
     for group in groups:
         name, file = group[["group", "file"]].iloc[-1]
         if group["x"].nunique() < 2:
-            raise ValueError(f"runs ({file}): {name} has one size only; name at least two")
+            raise ValueError(f"runs ({file}): {name} has only one size; name at least two")
         again = group[group["checkpoint"].notna() & group.duplicated(["checkpoint", "x"])]
         if len(again):
             raise ValueError(
@@ -160,8 +161,8 @@ def read_results(
     return pd.concat(groups, ignore_index=True)
 
 
-def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
-    name, pattern = split_name(word)
+def _read_target(target: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
+    name, pattern = split_name(target)
     rows = []
     for file in matching(Path(pattern).expanduser()):
         try:
@@ -177,7 +178,7 @@ def _read_word(word: str, size: str, y: str, law: Law) -> list[dict[str, Any]]:
         _check_number(file, y, content[y], above_0=law == "power", cure="set --law log")
         checkpoint = content.get("checkpoint")
         if name is None and not isinstance(content.get("model"), str):
-            raise ValueError(f"runs ({file}) does not say its model; name its group: NAME={file}")
+            raise ValueError(f"runs ({file}) does not name its model; name its group: NAME={file}")
         data = content.get("data")
         content = {**content, "split": data.get("split") if isinstance(data, dict) else None}
         facts = {key: str(content[key]) for key in FACTS if content.get(key) is not None}
@@ -218,41 +219,41 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         metavar="[NAME=]FILE",
         help="Results of evaluate.py perplexity or reversal: files of --output, or patterns in "
-        "quotes; 'runs/**/*.json' takes the results that are kept in the folders of runs, too. "
-        "Runs of one NAME share a curve; without a name, those of one model class do.",
+        "quotes; 'runs/**/*.json' includes the results in the folders of runs. Results with the "
+        "same NAME share a curve, or without names results of the same model class.",
     )
     parser.add_argument(
         "--x",
         type=Axis,
         required=True,
-        help=f"Size to fit over ({' or '.join(get_args(Axis))}): lexical tokens of the training "
+        help=f"Size on the x axis ({' or '.join(get_args(Axis))}): lexical tokens of the training "
         "text, or trainable parameters without embeddings.",
     )
     parser.add_argument(
         "--y",
         type=str,
         default=NATS,
-        help="Key of the number to fit in the result files, such as reversed_target of reversal; a "
-        "pattern leaves out files that lack it.",
+        help="Key of the value to fit in the result files, such as reversed_target of reversal; "
+        "files of a pattern without it are left out.",
     )
     parser.add_argument(
         "--law",
         type=Law,
         default="power",
-        help="power: log y is a line over log x, which needs positive values; log: y is.",
+        help="power: log y is linear in log x, which needs positive values; log: y is linear.",
     )
     parser.add_argument(
         "--baseline",
         type=str | None,
         default=None,
-        help="Group that the others are compared with: how many times the size it would need for "
-        "their values; nothing where the values of the group do not fall with size.",
+        help="Group to compare the others with, by the factor in size at which it would reach "
+        "their values; undefined if the values of the group do not fall with size.",
     )
     add_file_arguments(parser, output="JSON file to write.", plot="PNG or SVG file to write.")
 
 
 def run(settings: Namespace) -> None:
-    """Fits the curves, prints them and writes the files that are asked for."""
+    """Fits the curves, prints them, and writes the files that are named."""
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     size, y = SIZE_KEYS[settings.x], settings.y
     runs = read_results(settings.runs, settings.x, y, settings.law)
@@ -272,7 +273,7 @@ def run(settings: Namespace) -> None:
 def scaling_table(
     curves: Mapping[str, Mapping[str, float]], runs: pd.DataFrame, size: str, y: str
 ) -> str:
-    """Returns the curves and the results as tables for people."""
+    """Formats the curves and the results as tables."""
     fits = pd.DataFrame(curves).T
     slope, constant, r2 = fits
     titles = {

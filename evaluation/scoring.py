@@ -1,4 +1,4 @@
-"""Perplexity: nats, tokens and bytes summed over a corpus, and the quotients reported of them."""
+"""Perplexity: nats, tokens and bytes summed over a corpus, and their reported quotients."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from lightning_models import LanguageModel, Scores
 from lightning_models.outputs import PERPLEXITY_NAMES, bits
 
 PERPLEXITY_KEYS = {**PERPLEXITY_NAMES, "exact": "perplexity"}
-"""What exp(nats per token) is called in results, by the kind of likelihood it comes from."""
+"""Name of exp(nats per token) in results, by the kind of its likelihood."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Totals:
     bytes: int | None
     """UTF-8 bytes of the targets, or None if the data do not count them."""
     all_nats: float | None = None
-    """Negative log-likelihood of all targets, where only the lexical ones are reported."""
+    """Negative log-likelihood of all targets if only the lexical ones are reported, else None."""
     sequence_nats: float = 0.0
-    """The part of ``nats`` that belongs to whole sequences: their KL divergences."""
+    """Part of ``nats`` that belongs to whole sequences: their KL divergences."""
 
     @property
     def nats_per_token(self) -> float:
@@ -40,7 +40,7 @@ class Totals:
 
     @property
     def perplexity(self) -> float:
-        """The exponential of ``nats_per_token``; infinite where that overflows."""
+        """Exponential of ``nats_per_token``; infinite on overflow."""
         return bounded_exp(self.nats_per_token)
 
     @property
@@ -50,7 +50,7 @@ class Totals:
         return bits(nats) / self.bytes if self.bytes else None
 
     def as_dict(self, likelihood: str) -> dict[str, float | int | str | None]:
-        """Returns the numbers under the keys of the JSON files, named by kind of likelihood."""
+        """Returns the numbers under the keys of the JSON files, which name the likelihood."""
         return {
             "nats_per_token": self.nats_per_token,
             PERPLEXITY_KEYS[likelihood]: self.perplexity,
@@ -71,7 +71,7 @@ class Totals:
 
 
 def bounded_exp(value: float) -> float:
-    """Returns the exponential; infinite where that overflows."""
+    """Returns the exponential, or infinity on overflow."""
     try:
         return math.exp(value)
     except OverflowError:
@@ -79,10 +79,10 @@ def bounded_exp(value: float) -> float:
 
 
 def standard_error(values: Tensor) -> float:
-    """Returns the standard error of the mean of a sample (N,); nan below two values.
+    """Returns the standard error of the mean of a sample (N,); nan for fewer than two values.
 
-    No correction for a finite population: too large, rather than too small, for a sample that is
-    most of it.
+    There is no correction for a finite population, so the error of a sample that is most of its
+    population is overestimated.
     """
     return (values.double().std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
 
@@ -94,11 +94,11 @@ def score_batches(
     precision: Precision = "32",
     num_batches: int | None = None,
 ) -> Totals:
-    """Returns the sums over ``batches``, accumulated in float64 on the model's device.
+    """Sums scores over ``batches`` in float64 on the model's device.
 
-    The model is in eval mode; ``num_batches`` is the length of the progress bar.
+    The model must be in eval mode; ``num_batches`` is the length of the progress bar.
     """
-    # reported, all, those of sequences
+    # nats of reported targets, of all targets, and of whole sequences
     nats = torch.zeros(3, dtype=torch.float64, device=model.device)
     tokens, num_bytes, counted, lexical = 0, 0, True, False
     for batch in tqdm(batches, total=num_batches, desc="scoring", unit=" batches", disable=None):
@@ -121,7 +121,7 @@ def score_batches(
 
 
 def score_batch(model: LanguageModel, batch: dict[str, Any], precision: Precision) -> Scores:
-    """Returns the model's scores of a batch, which is moved to its device first."""
+    """Moves a batch to the model's device and scores it."""
     with torch.inference_mode(), autocast(model.device, precision):
         return model.score(_to(model, batch))
 
@@ -132,7 +132,7 @@ def _to(model: LanguageModel, batch: dict[str, Any]) -> dict[str, Any]:
 
 
 class Share(NamedTuple):
-    """A share of questions in [0, 1] and its standard error; both nan of no questions.
+    """A share of questions in [0, 1] and its standard error; both are nan without questions.
 
     The error assumes independent questions.
     """
@@ -150,7 +150,7 @@ class Share(NamedTuple):
 
 
 def share_of(flags: Iterable[bool]) -> Share:
-    """Returns the share of what is true."""
+    """Returns the share of flags that are true."""
     values = list(flags)
     if not values:
         return Share(math.nan, math.nan, 0)

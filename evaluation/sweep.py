@@ -1,8 +1,8 @@
-"""``evaluate.py sweep``: perplexity of checkpoints against the steps and FLOPs they take.
+"""``evaluate.py sweep``: perplexity of checkpoints against their steps and FLOPs.
 
-Dials are fields of configs that decide how much a trained model computes; which fields those are, a
-config declares (``SequenceConfig.dials``). A frame has a line a point: a checkpoint at settings of
-its dials, with its likelihood and its costs.
+Dials are fields of a config that change how much a trained model computes; the config declares them
+(``SequenceConfig.dials``). A frame has a row for each point: a checkpoint at settings of its dials,
+with its likelihood and costs.
 """
 
 import itertools
@@ -43,18 +43,18 @@ from lightning_models.recipe import import_packages, split_names
 # ---- dials
 
 
-def typed_dials(words: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the values of each dial as they were typed, at least one.
+def typed_dials(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Returns one or more values of each dial as text.
 
     Raises:
-        ValueError: If a word is not NAME=VALUES, or a dial is given twice.
+        ValueError: If an argument is not NAME=VALUES, or a dial is given twice.
     """
     dials: dict[str, list[str]] = {}
-    for word in words:
-        name, sign, values = word.partition("=")
+    for argument in arguments:
+        name, sign, values = argument.partition("=")
         texts = split_names(values)
         if not (name and sign and texts):
-            raise ValueError(f"dial ({word}) must be NAME=VALUE,VALUE, e.g. kappa=64,128,256")
+            raise ValueError(f"dial ({argument}) must be NAME=VALUE,VALUE, e.g. kappa=64,128,256")
         if name in dials:
             raise ValueError(f"dial: {name} is given twice; put its values into one list")
         dials[name] = texts
@@ -62,10 +62,10 @@ def typed_dials(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def own_dials(model: LanguageModel, dials: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
-    """Returns the values of those dials that a model has, of the types of its fields.
+    """Returns the values of the dials that a model has, in the types of its fields.
 
     Raises:
-        ValueError: if a value is of another type.
+        ValueError: If a value has the wrong type.
     """
     declared, hints = model.config.dials, get_type_hints(type(model.config))
     return {
@@ -81,9 +81,9 @@ def _read(text: str, hint: Any, name: str) -> Any:
     try:
         return parser.parse_args([f"--{name}={text}"])[name]
     except ArgumentError as error:
-        kind = getattr(hint, "__name__", str(hint))
+        type_name = getattr(hint, "__name__", str(hint))
         raise ValueError(
-            f"dial ({name}={text}) must be values of {name} ({kind}) separated by commas"
+            f"dial ({name}={text}) must be values of {name} ({type_name}) separated by commas"
         ) from error
 
 
@@ -96,19 +96,19 @@ class SweepVariant:
 
     checkpoint: Checkpoint
     name: str
-    """What distinguishes its checkpoint from the others."""
+    """Path that distinguishes its checkpoint from the others."""
     changes: Mapping[str, Any]
-    """Fields of its config that are not as in training."""
+    """Fields of its config with other values than in training."""
     dials: Mapping[str, Any]
-    """The dials among them."""
+    """The dials among these fields."""
     outline: LanguageModel
     """The model without weights."""
 
 
 def shown_dials(dials: Mapping[str, Any], names: Mapping[str, str] | None = None) -> str:
-    """Returns dials and their values for people, such as ``kappa 2L, tau 0.1``.
+    """Formats dials and their values, such as ``kappa 2L, tau 0.1``.
 
-    ``names`` are what fields are called, where not as they are.
+    ``names`` has names to display instead of those fields' names.
     """
     shown = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in dials.items()}
     return ", ".join(f"{(names or {}).get(key, key)} {value}" for key, value in shown.items())
@@ -124,10 +124,10 @@ def find_variants(
     Args:
         checkpoints: The checkpoints to vary.
         changes: Fields of configs to set in every model that has them.
-        dials: Values as typed, by the name of the field.
+        dials: Values as text, by the name of the field.
 
     Returns:
-        The variants, and a sentence for each combination that a config refuses.
+        The variants, and a sentence for each combination that a config rejects.
 
     Raises:
         ValueError: If no config has a field, or no model has a dial.
@@ -142,9 +142,9 @@ def find_variants(
     variants, skipped = [], []
     every = zip(checkpoints, path_names(checkpoints), fields, outlines, strict=True)
     for checkpoint, name, fixed, outline in every:
-        own = own_dials(outline, dials)
-        for values in itertools.product(*own.values()):
-            turned = dict(zip(own, values, strict=True))
+        of_model = own_dials(outline, dials)
+        for values in itertools.product(*of_model.values()):
+            turned = dict(zip(of_model, values, strict=True))
             changed = {**fixed, **turned}
             try:
                 varied = build_outline(checkpoint, changed)
@@ -162,8 +162,8 @@ def _skipped(name: str, dials: Mapping[str, Any], error: ValueError) -> str:
 def label_variants(variants: Sequence[SweepVariant], keys: str | None) -> list[str]:
     """Returns the label of each variant's checkpoint, see ``runs.make_labels``.
 
-    With ``keys`` of the models' config checkpoints may share a label; a line of the figure then
-    joins them over their costs.
+    Checkpoints may share a label made from ``keys`` of the models' config; a line of the figure
+    then connects them.
     """
     if keys is not None:
         return config_labels([variant.outline.recipe() for variant in variants], split_names(keys))
@@ -173,19 +173,22 @@ def label_variants(variants: Sequence[SweepVariant], keys: str | None) -> list[s
         [variant.checkpoint.run_name for variant in firsts.values()],
         [variant.outline.recipe() for variant in firsts.values()],
     )
-    found = dict(zip(firsts, labels, strict=True))
-    return [found[variant.checkpoint.path] for variant in variants]
+    by_path = dict(zip(firsts, labels, strict=True))
+    return [by_path[variant.checkpoint.path] for variant in variants]
 
 
 # ---- points
 
 
 def point_line(variant: SweepVariant, label: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the line of a point: what it is, its likelihood, and its costs.
+    """Returns the row of a point with its likelihood and costs.
 
-    ``note`` is what stands next to it in the figure: its dials, or its K.
+    ``note`` is its annotation in the figure: its dials, or its K.
 
-    ``result`` comes from ``score_checkpoint``, ``label`` from ``label_variants``.
+    Args:
+        variant: The checkpoint and its dials.
+        label: Label from ``label_variants``.
+        result: Result of ``score_checkpoint``.
     """
     steps = int(getattr(variant.outline.config, STEPS, 0))
     note = f"K={steps}" if steps else ""
@@ -204,25 +207,24 @@ def point_line(variant: SweepVariant, label: str, result: Mapping[str, Any]) -> 
 
 
 def points_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns the points with the ``line`` each is on, and whether it is on a ``frontier_COST``.
+    """Returns the points with the ``line`` of each, and whether it is on a ``frontier_COST``.
 
-    Points on the Pareto frontier of a cost have no other point of the same kind of likelihood that
-    is nowhere worse in cost and perplexity and somewhere better.
+    A point is on the Pareto frontier of a cost if no other point with the same kind of likelihood
+    is at least as good in cost and perplexity and better in one of them.
     """
     points = pd.DataFrame(list(lines), dtype=object)
     points["line"] = _lines(points)
     for cost in SWEEP_COSTS:
         kinds = points.groupby("likelihood")[[cost, "perplexity"]]
-        best = [number for _, kind in kinds for number in frontier(kind)]
+        best = [idx for _, members in kinds for idx in frontier(members)]
         points[f"frontier_{cost}"] = points.index.isin(best)
     return points
 
 
 def frontier(points: pd.DataFrame) -> list[int]:
-    """Returns the index of the points (cost, loss) that no other one beats, cheapest first.
+    """Returns the indices of the points (cost, loss) on the Pareto frontier, cheapest first.
 
-    A point beats another if it is nowhere worse and somewhere better; equal points share a place,
-    and those whose cost or loss is NaN have none.
+    Equal points are on it together; points whose cost or loss is NaN are not.
     """
     cost, loss = points.columns
     ordered = points.astype(float).dropna().sort_values([cost, loss], kind="stable")
@@ -232,43 +234,44 @@ def frontier(points: pd.DataFrame) -> list[int]:
 
 
 def _lines(points: pd.DataFrame) -> list[str]:
-    """Returns the line of the figure of each point, one a label and kind of likelihood.
+    """Returns the line of each point in the figure, one for each label and kind of likelihood.
 
-    Where dials were turned, a line is one checkpoint along the last of them, at one setting of the
-    others and one K; checkpoints that share a label then have their names after it.
+    With dials, a line is one checkpoint along the last dial, at one setting of the others and one
+    K; checkpoints that share a label are then distinguished by their names.
     """
     keys = []
     facts = points[["label", "name", "likelihood", STEPS, "dials"]]
-    for label, name, kind, steps, dials in facts.itertuples(index=False):
+    for label, name, likelihood, steps, dials in facts.itertuples(index=False):
         fixed = dict(list(dials.items())[:-1])
         if dials and steps and STEPS not in dials:
             fixed = {"K =": steps, **fixed}
         text = ", ".join(part for part in (label, shown_dials(fixed)) if part)
-        keys.append((text, name if dials else "", kind))
+        keys.append((text, name if dials else "", likelihood))
     texts = [text for text, _, _ in dict.fromkeys(keys)]
     return [
-        text if texts.count(text) == 1 else f"{text} ({name or kind})" for text, name, kind in keys
+        text if texts.count(text) == 1 else f"{text} ({name or likelihood})"
+        for text, name, likelihood in keys
     ]
 
 
-def loss_key(kind: str) -> str:
-    """Returns the column of a loss of that kind of likelihood."""
-    return NATS if kind == "exact" else f"{NATS}_{kind}"
+def loss_key(likelihood: str) -> str:
+    """Returns the column of the loss for a kind of likelihood."""
+    return NATS if likelihood == "exact" else f"{NATS}_{likelihood}"
 
 
 def points_table(points: pd.DataFrame) -> pd.DataFrame:
-    """Returns the content of the CSV file: a line a point.
+    """Returns the content of the CSV file, one row a point.
 
-    Losses and perplexities stand under the names of their kind, dials under their own; cells of
-    what a point has not are empty. ``seconds`` is the wall time of scoring.
+    Losses and perplexities have a column for each kind of likelihood, and each dial has a column;
+    cells without a value are empty. ``seconds`` is the wall time of scoring.
     """
     dials = pd.DataFrame(list(points["dials"]), dtype=object).drop(columns=STEPS, errors="ignore")
     kinds = list(points["likelihood"].unique())
     names = {NATS: loss_key, "perplexity": PERPLEXITY_KEYS.__getitem__}
     losses = {
-        name(kind): points[key].where(points["likelihood"] == kind)
+        name(likelihood): points[key].where(points["likelihood"] == likelihood)
         for key, name in names.items()
-        for kind in kinds
+        for likelihood in kinds
     }
     parts = [
         points[["checkpoint", "label", STEPS]],
@@ -281,7 +284,7 @@ def points_table(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown_points(points: pd.DataFrame) -> str:
-    """Returns likelihoods and costs for people; a star is on the Pareto frontier of its cost."""
+    """Formats likelihoods and costs; a star marks the Pareto frontier of a cost."""
     table = points_table(points)
     for cost in SWEEP_COSTS:
         stars = points[f"frontier_{cost}"].map({True: " *", False: ""})
@@ -293,7 +296,7 @@ def shown_points(points: pd.DataFrame) -> str:
     columns["seconds"] = TableColumn("seconds", "{:.3g}".format)
     shown = show_columns(table.set_index("label").rename_axis(None), columns)
     of_kind = " of its kind of likelihood" if points["likelihood"].nunique() > 1 else ""
-    notes = [f"*: no other one{of_kind} has both less cost and less perplexity"]
+    notes = [f"*: no other point{of_kind} has both less cost and less perplexity"]
     if any(points[STEPS]):
         notes.append("thinking steps: additional steps per token at most, K of the papers")
     return "\n".join([as_aligned(shown), *notes])
@@ -312,8 +315,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str,
         nargs="+",
         required=True,
-        help="Checkpoints, folders of runs, or patterns in quotes; of a folder a checkpoint "
-        "of every run in it (--which). All have one tokenizer.",
+        help="Checkpoints, folders of runs, or patterns in quotes; a folder stands for the "
+        "checkpoint (--which) of every run in it. All must have the same tokenizer.",
     )
     add_which_argument(parser)
     add_run_arguments(parser)
@@ -324,7 +327,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME=VALUE,VALUE",
-        help="Values of dials at which every model that has the dial is scored, such as "
+        help="Values of dials at which to score every model that has the dial, such as "
         "kappa=64,128,256 or inner_steps=0,4,16; any dial that a config declares.",
     )
     parser.add_argument(
@@ -337,14 +340,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--measure",
         type=Measure,
         default="perplexity",
-        help="What is drawn over costs: perplexity, or the loss in nats per token.",
+        help="Value on the y axis against costs: perplexity, or the loss in nats per token.",
     )
     parser.add_argument(
         "--label",
         type=str | None,
         default=None,
         help="Keys of the models' config that name the lines, separated by commas, or model for "
-        "the class; checkpoints of one label share a line (null: the run's --name, or its path).",
+        "the class; checkpoints with one label share a line (null: the run's --name, or its path).",
     )
     parser.add_argument(
         "--output",
@@ -373,7 +376,7 @@ def run(settings: Namespace) -> None:
         try:
             result, _ = score_checkpoint(variant.checkpoint, data, variant.changes, **how)
             lines.append(point_line(variant, label, result))
-        except ValueError as error:  # weights of another shape, too
+        except ValueError as error:  # also if weights have another shape
             if not variant.dials:
                 raise
             skipped.append(_skipped(variant.name, variant.dials, error))

@@ -1,4 +1,4 @@
-"""Tables of frames as people read them: titles, formats, means over seeds; text, Markdown."""
+"""Readable tables of frames: titles, formats, means over seeds; as text or Markdown."""
 
 import html
 import re
@@ -14,37 +14,37 @@ KINDS = {
     "estimate": "estimate",
     "noncausal": "not causal",
 }
-"""Kinds of likelihoods in the order of rows, and what columns and legends call them."""
+"""Displayed names of the kinds of likelihood, in the order of rows."""
 WHOLE, TWO, THREE, FOUR = "{:,.0f}".format, "{:.2f}".format, "{:.3f}".format, "{:.4f}".format
-"""Formats of numbers: in thousands, or with that many digits after the point."""
+"""Formats of numbers: with thousands separators, or by digits after the point."""
 FOUR_DIGITS, FIVE_DIGITS = "{:.4g}".format, "{:.5g}".format
 PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
 def show_value(value: Any) -> str:
-    """Returns a value as text: floats in five digits, yes or no."""
+    """Formats a value: floats with five digits, booleans as yes or no."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return FIVE_DIGITS(value) if isinstance(value, float) else str(value)
 
 
 class TableColumn(NamedTuple):
-    """What people read of a column of a frame."""
+    """Title and format of a column of a frame."""
 
     title: str
     show: Callable[[Any], str] = show_value
-    """Returns a value that is there as text."""
+    """Formats a value that is not missing."""
     part: str = ""
-    """Heading of the table of a report that has it; empty: the CSV files alone have it."""
+    """Heading of its table in a report; empty if only the CSV files have the column."""
 
 
 def title_of(key: str) -> str:
-    """Returns the title of a key that has no other."""
+    """Returns the default title of a key."""
     return key.replace("_", " ")
 
 
 def si(value: float) -> str:
-    """Returns a number in three digits and a prefix, such as 12.3 G."""
+    """Formats a number with three digits and a prefix, such as 12.3 G."""
     power = 0
     while abs(value) >= 999.5 and power < len(PREFIXES) - 1:
         value, power = value / 1000, power + 1
@@ -53,7 +53,7 @@ def si(value: float) -> str:
 
 
 def show_mean(values: pd.Series, show: Callable[[float], str]) -> str:
-    """Returns the mean, and between which values the seeds lie; empty without a number."""
+    """Formats the mean and the range of the seeds; empty without a number."""
     if not len(values := values.dropna()):
         return ""
     low, high, mean = (show(of(values)) for of in (min, max, statistics.mean))
@@ -61,9 +61,9 @@ def show_mean(values: pd.Series, show: Callable[[float], str]) -> str:
 
 
 def show_columns(frame: pd.DataFrame, columns: Mapping[str, TableColumn]) -> pd.DataFrame:
-    """Returns the columns that a frame has, as text under their titles; None and nan are empty.
+    """Formats the columns that a frame has, under their titles; None and nan are empty.
 
-    Columns are by key of the frame, in their order.
+    ``columns`` has the keys of the frame, in the order of the result.
     """
     return pd.DataFrame(
         {
@@ -80,19 +80,19 @@ def _missing(value: Any) -> bool:
 
 
 def as_aligned(table: pd.DataFrame) -> str:
-    """Returns a table of texts in aligned columns, ``-`` where a cell is empty."""
+    """Formats a table of texts in aligned columns, with ``-`` for empty cells."""
     return table.replace("", "-").to_markdown(
         tablefmt="plain", disable_numparse=True, stralign="left"
     )
 
 
 def as_markdown(table: pd.DataFrame) -> str:
-    """Returns a table of texts in Markdown."""
+    """Formats a table of texts in Markdown."""
     texts = table.rename(index=escape_markdown, columns=escape_markdown).map(escape_markdown)
     return texts.to_markdown(disable_numparse=True, stralign="left")
 
 
 def escape_markdown(text: str) -> str:
-    """Returns text for a heading, a cell or a line of a list: no HTML, link, image or column."""
+    """Escapes text for a heading, cell or list item: no HTML, links, images or column breaks."""
     shown = re.sub(r"[\\`|\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
     return html.escape(shown, quote=False)

@@ -1,4 +1,4 @@
-"""Results of a loaded model for a text: its likelihood and logits, and how notebooks show them."""
+"""Results of a loaded model for a text: likelihood and logits, and their display in notebooks."""
 
 import base64
 import html
@@ -13,18 +13,18 @@ from evaluation.scoring import Totals
 from lightning_models.outputs import Likelihood
 
 MOST_ROWS = 20
-"""Rows of a table that a notebook shows."""
+"""Maximum number of rows of a table in a notebook."""
 DARKEST = 8.0
-"""Nats of a token that is shown in full colour."""
+"""Nats of a token in full colour."""
 
 
-def _says(likelihood: Likelihood, causal: bool) -> str:
+def _describe(likelihood: Likelihood, causal: bool) -> str:
     return f"{likelihood}, {'causal' if causal else 'not causal'}"
 
 
 @dataclass(frozen=True, repr=False)
 class TextScore:
-    """The log-likelihood of a text; a notebook shows its tokens, darker ones less expected."""
+    """Log-likelihood of a text; a notebook shows its tokens, the less expected the darker."""
 
     nats_per_token: float
     """Mean negative log-likelihood of a scored token, terms of the whole text included."""
@@ -33,20 +33,20 @@ class TextScore:
     causal: bool
     """Whether the prediction of a token never depends on later tokens."""
     totals: Totals
-    """The sums, in nats."""
+    """Sums in nats."""
     tokens: pd.DataFrame
-    """A line a scored token: ``place`` among them, ``id``, ``text``, ``nats``. They add up to all
-    nats but those of the whole text, ``totals.sequence_nats`` (a KL divergence)."""
+    """One row a scored token: ``place`` (its index), ``id``, ``text``, ``nats``. The nats sum to
+    the total without ``totals.sequence_nats``, the KL divergence of the whole text."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the numbers under the keys of ``evaluate.py perplexity --output``."""
-        kind = {"likelihood": self.likelihood, "causal": self.causal}
-        return {**self.totals.as_dict(self.likelihood), **kind}
+        facts = {"likelihood": self.likelihood, "causal": self.causal}
+        return {**self.totals.as_dict(self.likelihood), **facts}
 
     def __repr__(self) -> str:
-        kind = _says(self.likelihood, self.causal)
+        facts = _describe(self.likelihood, self.causal)
         return (
-            f"TextScore: {self.nats_per_token:.4f} nats/token ({kind}), {len(self.tokens)} tokens"
+            f"TextScore: {self.nats_per_token:.4f} nats/token ({facts}), {len(self.tokens)} tokens"
         )
 
     def _repr_html_(self) -> str:
@@ -68,21 +68,22 @@ class TokenLogits:
     """Logits of the next token after each token that a model has read."""
 
     logits: Tensor
-    """(B, T, V), float32 or better: row t is the distribution of the token after the first t + 1.
-    V is ``config.padded_vocab_size``; ids from ``config.vocab_size`` on are never chosen."""
+    """(B, T, V), float32 or float64: row t is the distribution of the token after the first t + 1.
+    V is ``config.padded_vocab_size``; ids from ``config.vocab_size`` on are never sampled."""
     likelihood: Likelihood
-    """Kind of log-likelihood that ``logits.log_softmax(-1)`` gives, as a score has it."""
+    """Kind of the log-likelihood ``logits.log_softmax(-1)``, see ``TextScore``."""
     causal: bool
-    """Whether row t never depends on tokens after it. If it does, only the last row predicts: the
-    others have seen the tokens that they predict."""
+    """Whether row t never depends on later tokens. If false, only the last row is a prediction:
+    the others have seen the tokens that they predict."""
 
     def __repr__(self) -> str:
-        kind = _says(self.likelihood, self.causal)
-        return f"TokenLogits: {tuple(self.logits.shape)} ({kind})"
+        return (
+            f"TokenLogits: {tuple(self.logits.shape)} ({_describe(self.likelihood, self.causal)})"
+        )
 
 
 def figure_page(title: str, figure: Any, table: pd.DataFrame) -> str:
-    """Returns HTML with a Matplotlib figure and the first rows of a table, for notebooks."""
+    """Returns HTML for notebooks with a Matplotlib figure and the first rows of a table."""
     file = io.BytesIO()
     figure.savefig(file, format="png", bbox_inches="tight")
     data = base64.b64encode(file.getvalue()).decode()

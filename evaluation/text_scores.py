@@ -15,14 +15,14 @@ from datamodules import SentenceTokenizer, Tokenizer
 from datamodules.text import IGNORE
 from evaluation.devices import Precision
 from evaluation.scoring import Totals, score_batch
-from evaluation.tasks.readers import Piece, Reader, label, scored_of, stream_of
+from evaluation.tasks.readers import Reader, Segment, label, scored_of, stream_of
 from evaluation.text_results import TextScore, TokenLogits
 from lightning_models import LanguageModel
 from lightning_models.layers import recording
 from lightning_models.outputs import Likelihood
 
 ROWS = 32
-"""Rows that are read at once."""
+"""Number of rows in a batch."""
 
 
 # ---- scores
@@ -30,13 +30,13 @@ ROWS = 32
 
 @dataclass(frozen=True)
 class _Request:
-    """A text to score after its context, in parts that the model reads."""
+    """A text to score after its context, split into segments."""
 
     text: str
     context: str
-    parts: list[Piece]
+    parts: list[Segment]
     whole: bool
-    """Whether nothing is given, see ``Reader.batch``."""
+    """Whether there is no context, see ``Reader.batch``."""
 
     @property
     def length(self) -> int:
@@ -52,14 +52,14 @@ def score_texts(
     from_prefixes: bool,
     precision: Precision,
 ) -> list[TextScore]:
-    """Scores texts, each after its context.
+    """Scores texts after their contexts.
 
     Args:
-        model: In eval mode.
-        tokenizer: The one it was trained with.
-        texts: Pairs of a text and its context, which is empty where the text starts a document.
-        reader: Reads texts as documents, see ``Reader``.
-        from_prefixes: Whether each token is scored from its prefix alone.
+        model: The model in eval mode.
+        tokenizer: The tokenizer of its training.
+        texts: Pairs of a text and its context, which is empty if the text starts a document.
+        reader: Reader of texts as documents, see ``Reader``.
+        from_prefixes: Whether to score each token given its prefix only.
         precision: Precision of the matrix products.
 
     Raises:
@@ -67,7 +67,7 @@ def score_texts(
     """
     asked = []
     for text, context in texts:
-        parts = reader.pieces(context, text)
+        parts = reader.segments(context, text)
         if not parts:
             raise ValueError(
                 f"text ({text!a}) has no tokens in {tokenizer.name}; give at least one token"
@@ -76,11 +76,11 @@ def score_texts(
             parts = [prefix for part in parts for prefix in part.prefixes()]
         asked.append(_Request(text, context, parts, not context and not from_prefixes))
     scores = []
-    for request, (nats, of_text, kind) in zip(
+    for request, (nats, of_text, likelihood) in zip(
         asked, _nats(model, asked, reader, precision), strict=True
     ):
         likelihood, causal = label(
-            kind, model.causal, from_prefixes=from_prefixes, given=bool(request.context)
+            likelihood, model.causal, from_prefixes=from_prefixes, given=bool(request.context)
         )
         scores.append(_text_score(tokenizer, request, nats, of_text, likelihood, causal))
     return scores
@@ -89,9 +89,9 @@ def score_texts(
 def _nats(
     model: LanguageModel, asked: Sequence[_Request], reader: Reader, precision: Precision
 ) -> list[tuple[Tensor, float, Likelihood]]:
-    """Returns for each request float64 nats of its tokens (N,), of its whole text, their kind.
+    """Returns for each request float64 nats of its tokens (N,) and of its whole text, and the kind.
 
-    Texts of about the same length share batches; those with a context and those without do not.
+    Texts of similar length share batches; texts with and without a context do not.
     """
     order = sorted(range(len(asked)), key=lambda i: asked[i].length)
     rows = [(i, part) for i in order for part in asked[i].parts]
@@ -99,7 +99,7 @@ def _nats(
     groups = [part[i : i + ROWS] for part in apart for i in range(0, len(part), ROWS)]
     nats: list[list[Tensor]] = [[] for _ in asked]
     of_texts, kinds = [0.0] * len(asked), [model.likelihood] * len(asked)
-    hidden = None if len(groups) > 1 else True  # None: hidden where stderr is no terminal
+    hidden = None if len(groups) > 1 else True  # None hides the bar unless stderr is a terminal
     for group in tqdm(groups, desc="scoring", disable=hidden):
         batch = reader.batch([part for _, part in group], whole=asked[group[0][0]].whole)
         scores = score_batch(model, batch, precision)
@@ -126,7 +126,7 @@ def _text_score(
         for i, is_scored in zip(part.tokens, part.scored, strict=True)
         if is_scored
     ]
-    marked = isinstance(tokenizer, SentenceTokenizer)  # marks have nats, not known here
+    marked = isinstance(tokenizer, SentenceTokenizer)  # whose marks have nats that are unknown here
     totals = Totals(
         nats.sum().item() + of_text,
         len(ids),
@@ -153,25 +153,26 @@ def token_logits(
 ) -> TokenLogits:
     """Returns the logits (B, T, V) after each of ``tokens``, int64 (B, T).
 
-    The network is asked by ``score``, with a target at each token: only the logits count.
+    They are recorded from ``LanguageModel.score`` with a dummy target at each token.
 
     Args:
-        model: In eval mode; one that reads windows.
-        tokenizer: The one it was trained with.
-        tokens: As ``checked_ids`` returns them.
-        from_prefixes: Whether each prefix is read by itself.
+        model: A model of windows in eval mode.
+        tokenizer: The tokenizer of its training.
+        tokens: Token ids from ``checked_ids``.
+        from_prefixes: Whether to read each prefix separately.
         precision: Precision of the matrix products.
     """
     rows, length = tokens.shape
     mask, targets = torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens)
-    if from_prefixes:  # (B T, T): of each text the prefix of t + 1 tokens, asked after its last
+    if from_prefixes:
+        # (B T, T): row b T + t is the prefix of t + 1 tokens of text b, with a target at its end
         last = torch.arange(length).repeat(rows)[:, None]  # (B T, 1)
-        place = torch.arange(length)
-        mask = place <= last
+        position = torch.arange(length)
+        mask = position <= last
         tokens = tokens.repeat_interleave(length, dim=0).where(mask, tokenizer.eos_id)
-        targets = torch.full_like(tokens, IGNORE).masked_fill(place == last, 0)
+        targets = torch.full_like(tokens, IGNORE).masked_fill(position == last, 0)
     chunks: list[Tensor] = []
-    kind = model.likelihood
+    likelihood = model.likelihood
     for start in range(0, len(tokens), ROWS):
         part = slice(start, start + ROWS)
         given = mask[part].sum(dim=1)
@@ -180,12 +181,12 @@ def token_logits(
             "tokens": tokens[part],
             "targets": targets[part],
             "mask": mask[part],
-            "context": given,  # what a method infers, it infers from all tokens of a row
+            "context": given,  # a method infers latents from all tokens of a row
             "sequence_id": torch.tensor([stream_of(row[:n].tolist()) for row, n in prefixes]),
         }
         with recording(logits=lambda logits: chunks.append(logits.clone())):
-            kind = score_batch(model, batch, precision).kind
-    likelihood, causal = label(kind, model.causal, from_prefixes=from_prefixes, given=False)
+            likelihood = score_batch(model, batch, precision).kind
+    likelihood, causal = label(likelihood, model.causal, from_prefixes=from_prefixes, given=False)
     return TokenLogits(torch.cat(chunks).view(rows, length, -1), likelihood, causal)
 
 
@@ -193,13 +194,13 @@ def checked_ids(model: LanguageModel, ids: Any) -> Tensor:
     """Returns token ids (B, T) or (T,) as int64 (B, T) on the CPU.
 
     Raises:
-        ValueError: If these are no ids, they do not fit the model's vocabulary or positions, or the
+        ValueError: If the ids are invalid, do not fit the model's vocabulary or positions, or the
             model reads sentences or questions.
     """
     if model.reads != "windows":
         raise ValueError(
             f"{type(model).__name__} reads {model.reads}, not rows of tokens, and has no logits at "
-            "each token of a row; ask it with score or generate"
+            "each token of a row; use score or generate"
         )
     try:
         tokens = torch.as_tensor(ids)

@@ -36,7 +36,7 @@ from callbacks.recorded_thoughts import Recorded, thought_text
 from datamodules import SentenceTokenizer, Tokenizer
 from evaluation.devices import Precision, autocast
 from evaluation.tables import KINDS
-from evaluation.tasks.readers import Piece, Reader
+from evaluation.tasks.readers import Reader, Segment
 from lightning_models import LanguageModel
 from lightning_models.outputs import Scores, bits
 
@@ -157,7 +157,7 @@ def trace_text(
     )
 
 
-def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Piece, str]:
+def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Segment, str]:
     """Returns a question with the answer that the model writes, and its written chain of steps."""
     query = tokenizer.prompt_ids(question)
     (written,) = model.generate_ids(
@@ -167,7 +167,7 @@ def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Piece, s
     chain = tokenizer.decode_continuation(written[: len(written) - len(answer)])
     while answer and answer[-1] in tokenizer.stop_ids:
         answer = answer[:-1]
-    return Piece.of(query, [*answer, tokenizer.eos_id]), chain.strip()
+    return Segment.of(query, [*answer, tokenizer.eos_id]), chain.strip()
 
 
 def _shifted(values: np.ndarray, count: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""``evaluate.py zero_shot``: likelihood of sets of texts of other kinds than the training's.
+"""``evaluate.py zero_shot``: likelihood of sets of out-of-domain texts.
 
-Table 1 of the Latent-Thought paper: each set is scored in blocks that do not overlap, with the
-checkpoint's own tokenizer, as ``evaluate.py perplexity`` scores a corpus.
+Table 1 of the Latent-Thought paper: each set is scored in non-overlapping blocks, with the
+checkpoint's tokenizer, like a corpus in ``evaluate.py perplexity``.
 """
 
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ from lightning_models.recipe import public_path, split_names
 
 
 def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the numbers of one model on at least one set under the keys of the JSON file.
+    """Returns the results of one model on one or more sets under the keys of the JSON file.
 
-    The perplexity of each set, the cost of all together, and under ``sets`` the whole results.
+    They are the perplexity of each set, the cost of all sets, and the full results under ``sets``.
     """
     first = next(iter(sets.values()))
     key = PERPLEXITY_KEYS[first["likelihood"]]
@@ -50,7 +50,7 @@ def zero_shot_result(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def zero_shot_table(result: Mapping[str, Any]) -> str:
-    """Returns a row for each set, and what holds for all of them."""
+    """Formats a row for each set, and the values that all sets share."""
     key = PERPLEXITY_KEYS[result["likelihood"]]
     columns = {
         key: TableColumn(title_of(key), TWO),
@@ -76,11 +76,11 @@ def zero_shot_table(result: Mapping[str, Any]) -> str:
 def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
     """Returns the recipe of a set with the tokenizer, windows and batches of the training.
 
-    Where the training cut another corpus into sentences, the set is cut likewise. ``changes`` are
+    If the training split a corpus into sentences, the set is split in the same way. ``changes`` are
     arguments of `ZeroShotText`.
 
     Raises:
-        CheckpointError: if the checkpoint was trained without a datamodule.
+        CheckpointError: If the checkpoint was trained without a datamodule.
     """
     trained = checkpoint.data_recipe
     if trained is None:
@@ -92,14 +92,15 @@ def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
     arguments = trained["init_args"]
     inner = arguments.get("corpus")
     nested = isinstance(inner, Mapping) and "class_path" in inner
-    own = inner.get("init_args", {}) if nested else arguments
-    recipe = {"class_path": public_path(ZeroShotText), "init_args": {**carried(own), **changes}}
+    trained_args = inner.get("init_args", {}) if nested else arguments
+    init_args = {**carried(trained_args), **changes}
+    recipe = {"class_path": public_path(ZeroShotText), "init_args": init_args}
     if not nested:
         return recipe
     if "block_size" in changes and "block_size" not in arguments:
         raise ValueError(
-            f"block_size ({changes['block_size']}) is for windows, and {checkpoint.path} reads "
-            "sentences; leave out --block_size"
+            f"block_size ({changes['block_size']}) is an option of windows, and {checkpoint.path} "
+            "reads sentences; leave out --block_size"
         )
     batches = {key: changes[key] for key in ("block_size", "eval_batch_size") if key in changes}
     return {**trained, "init_args": {**arguments, **batches, "corpus": recipe}}
@@ -109,42 +110,46 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options."""
     add_model_arguments(parser)
     parser.add_argument(
-        "--sets", type=str, default=",".join(ZERO_SHOT_SETS), help="Sets to score, by commas."
+        "--sets",
+        type=str,
+        default=",".join(ZERO_SHOT_SETS),
+        help="Sets to score, separated by commas.",
     )
-    for name, kind in ZERO_SHOT_SETS.items():
+    for name, text_set in ZERO_SHOT_SETS.items():
         parser.add_argument(
             f"--files.{name}",
             type=str | list[str] | None,
             default=None,
-            help=f"Your copy of {name}, files or patterns: {kind.local_format} (null: the hub's).",
+            help=f"Local copy of {name}, files or patterns: {text_set.local_format} (null: the "
+            "hub's copy).",
         )
     parser.add_argument(
         "--text_field",
         type=str | None,
         default=None,
-        help="Field or column of your files with the text (null: the set's own, or text).",
+        help="Field or column of local files with the text (null: the set's default, or text).",
     )
     parser.add_argument(
         "--cache_dir",
         type=str | None,
         default=None,
-        help="Folder of the tokenised sets (null: that of the training's data).",
+        help="Folder of the tokenised sets (null: the folder of the training's data).",
     )
     parser.add_argument(
         "--block_size",
         type=PositiveInt | None,
         default=None,
-        help="Tokens a block (null: as trained).",
+        help="Length of a block in tokens (null: as trained).",
     )
     add_batch_arguments(parser)
     add_file_arguments(parser, output="JSON file to write.")
 
 
 def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
-    """Returns the arguments of `ZeroShotText` that the command line gives, for each set to score.
+    """Returns the arguments of `ZeroShotText` on the command line for each set to score.
 
     Raises:
-        ValueError: if a set is not known, there are none, or files are given for another one.
+        ValueError: If a set is unknown, there are none, or files are given for a set not to score.
     """
     names, files = split_names(settings.sets), settings.files
     if not names or not set(names) <= set(ZERO_SHOT_SETS):
@@ -157,7 +162,7 @@ def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
             raise ValueError(f"files.{name} is given, but {name} is not scored; add it to --sets")
     field = settings.text_field
     if field is not None and not given:
-        raise ValueError(f"text_field ({field}) is a field of your files; name them with --files")
+        raise ValueError(f"text_field ({field}) is a field of local files; name them with --files")
     sizes = {"block_size": settings.block_size, "eval_batch_size": settings.batch_size}
     shared = {**sizes, "cache_dir": settings.cache_dir}
     shared = {key: value for key, value in shared.items() if value is not None}
@@ -173,7 +178,7 @@ def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the sets, prints a table and writes the JSON file if one is asked for."""
+    """Scores the sets, prints a table, and writes the JSON file if one is named."""
     chosen = chosen_sets(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint = load_checkpoint(settings)
@@ -181,7 +186,7 @@ def run(settings: Namespace) -> None:
     outline = build_outline(checkpoint, changes)
     recipes = {name: set_recipe(checkpoint, arguments) for name, arguments in chosen.items()}
     sets = {name: build_data(checkpoint, recipe) for name, recipe in recipes.items()}
-    for data in sets.values():  # all of them before hours of scoring
+    for data in sets.values():  # all sets, before hours of scoring
         check_fit(outline, data)
         prepare(data, checkpoint)
     how = {key: settings[key] for key in ("precision", "limit_batches", "device")}

@@ -1,4 +1,4 @@
-"""Base of all analyses: chooses batches and validations, writes and logs reports."""
+"""Base class of analyses: selects batches and validations, writes and logs reports."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -22,7 +22,7 @@ from lightning_models.atomic_files import check_folder
 
 
 class NothingToAnalyseError(ValueError):
-    """A model records nothing of what an analysis shows, or cannot be analysed."""
+    """Raised if a model records no statistics that an analysis needs, or cannot be analysed."""
 
 
 def nothing_recorded(model: Any, missing: str) -> NothingToAnalyseError:
@@ -43,7 +43,7 @@ class Recorder:
         self._records: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
     def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the functions to record with."""
+        """Returns the recording functions, by the name of the statistic."""
         return {name: partial(self._take, name) for name in self._records}
 
     def _take(self, name: str, **values: Any) -> None:
@@ -77,19 +77,19 @@ class Findings:
         self._parts[name].append(pd.DataFrame(lines))
 
     def append(self, other: "Findings") -> None:
-        """Adds all lines of other tables after the present ones."""
+        """Appends all lines of other tables."""
         for name, parts in other._parts.items():
             self._parts[name] += parts
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Returns the tables that have a line, by name."""
+        """Returns the tables with at least one line, by name."""
         return {name: self[name] for name in self._parts if name in self}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """The table of that name, without lines if none was added; with columns if any was."""
+        """Returns the table of that name, empty if no lines were added."""
         added = self._parts.get(name, [])
         parts = [part for part in added if len(part)]
-        if len(parts) > 1:  # kept, so that it is done once
+        if len(parts) > 1:  # concatenated once
             parts = self._parts[name] = [pd.concat(parts, ignore_index=True)]
         return next((part for part in parts or added if len(part.columns)), pd.DataFrame())
 
@@ -99,15 +99,15 @@ class Analysis(EvaluationHooks, ABC):
 
     Tests are analysed too if ``of_tests`` is set. An analysis collects tables from batches
     (``_collect``) and makes one report of the tables of all ranks (``_report``), which is written
-    to files and handed to the loggers. Some also score the batches under other settings, which is
-    expensive (``_sweeps``). Checkpoints hold the number of past validations.
+    to files and passed to the loggers. Some analyses also score the batches with other settings,
+    which is expensive (``_sweeps``). Checkpoints hold the number of past validations.
 
     Args:
         every_n_validations: Analyse every n-th validation of a training. If 0, none of them.
         num_batches: Number of batches of a validation to analyse.
         output: Folder of the files. If null, the folder ``tag`` in the run's log folder.
-        sweep_every_n_validations: Sweep over settings at every n-th validation of a training that
-            is analysed. If 0, at none of them. Standalone validations always sweep.
+        sweep_every_n_validations: Sweep over settings at every n-th analysed validation of a
+            training. If 0, at none of them. Standalone validations always sweep.
 
     Raises:
         ValueError: If a number is too low.
@@ -117,11 +117,11 @@ class Analysis(EvaluationHooks, ABC):
     tag: ClassVar[str]
     """Name of the files' folder."""
     reads: ClassVar[str] = "windows"
-    """Kind of the analysed batches, one of ``LanguageModel.reads``."""
+    """Type of the analysed batches, one of ``LanguageModel.reads``."""
     image_tag: ClassVar[str]
-    """Group of its figures in TensorBoard, next to scalars of the same group."""
+    """Group of its figures and scalars in TensorBoard."""
     cards: ClassVar[tuple[str, ...]] = ("*",)
-    """Patterns of scalars that TensorBoard shows, at most ten cards with the figures."""
+    """Patterns of scalars to show in TensorBoard, at most ten cards with the figures."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Analysis(EvaluationHooks, ABC):
         Args:
             tokenizer: Tokenizer of the data, or None.
             pl_module: The model.
-            batch: Batch of the kind that the model reads.
+            batch: Batch of the type that the model reads.
             findings: Tables to add to.
 
         Raises:
@@ -167,9 +167,9 @@ class Analysis(EvaluationHooks, ABC):
         """Returns the report of the findings of all ranks; called on rank 0."""
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
-        """Returns the tables and figures of a single text, the most telling ones first.
+        """Returns the tables and figures of a single text, the most important ones first.
 
-        Unless overridden these are the tables as they were collected.
+        By default they are the collected tables.
         """
         return AnalysisReport(tables=findings.tables())
 
@@ -179,12 +179,12 @@ class Analysis(EvaluationHooks, ABC):
         """Analyses a single text, without writing or logging anything.
 
         Args:
-            pl_module: The model on its device. Its mode and the random states are kept.
+            pl_module: The model on its device. Its mode and the random states do not change.
             batch: Batch of one row on the same device.
             tokenizer: Tokenizer that the model was trained with.
 
         Raises:
-            NothingToAnalyseError: If the model records nothing of what this analysis shows.
+            NothingToAnalyseError: If the model records no statistics that this analysis needs.
         """
         findings = Findings()
         with undisturbed(pl_module):
@@ -205,19 +205,14 @@ class Analysis(EvaluationHooks, ABC):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # Notes the step that is evaluated; the trainer knows it in training only.
+        # The step of the evaluated weights, which the trainer knows in training only.
         self._loaded_step = 0 if trainer.state.fn == "fit" else checkpoint["global_step"]
 
     # ---- hooks
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds the folder, the same on all ranks.
-
-        Raises:
-            ValueError: If ``output`` cannot be written to.
-        """
         self._unable, self._unable_to_sweep, self._loaded_step = False, False, 0
-        folder = trainer.log_dir  # this broadcasts it
+        folder = trainer.log_dir  # broadcast by Lightning, so the same on all ranks
         if not isinstance(folder, str | Path):  # no logger, or the stand-in of fast_dev_run
             folder = trainer.default_root_dir
         self._folder = Path(folder) / self.tag
@@ -226,7 +221,6 @@ class Analysis(EvaluationHooks, ABC):
             check_folder(f"{self.tag}.output", self._folder)
 
     def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Begins an analysis if this validation's turn has come."""
         due = self._is_turn(trainer, self.every_n_validations)
         self._findings = Findings() if due else None
         self._sweeps = self._is_turn(trainer, self.sweep_every_n_validations)
@@ -234,7 +228,6 @@ class Analysis(EvaluationHooks, ABC):
     def evaluation_batch_ends(
         self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """Analyses the first batches."""
         if self._findings is None or self._unable:
             return
         if batch_idx < self.num_batches and dataloader_idx == 0:
@@ -246,7 +239,6 @@ class Analysis(EvaluationHooks, ABC):
                 self._warn(str(error))
 
     def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Reports the findings of all ranks, on rank 0."""
         if trainer.state.fn == "fit":
             self._validations += 1
         collected, self._findings = self._findings, None
@@ -260,29 +252,26 @@ class Analysis(EvaluationHooks, ABC):
             report = self._report(trainer, pl_module, findings)
             self._publish(trainer, report, f"{stage}-step={self._step(trainer)}-")
 
-    # ---- when
+    # ---- schedule
 
     def _is_turn(self, trainer: L.Trainer, every: int) -> bool:
-        """Returns whether the validation in work is every n-th one of a training, or standalone."""
+        """Returns whether this validation is an ``every``-th one of a training, or standalone."""
         if trainer.state.fn != "fit":
             return True
         return bool(every) and (self._validations + 1) % every == 0
 
     def _step(self, trainer: L.Trainer) -> int:
-        """Returns the optimiser step of the weights that are analysed."""
+        """Returns the optimiser step of the analysed weights."""
         return self._loaded_step or trainer.global_step
 
     def _log_step(self, trainer: L.Trainer) -> int:
         """Returns the step of the scalars logged with this validation, counted from 0."""
         return max(0, self._step(trainer) - 1)
 
-    # ---- where to
+    # ---- output
 
     def _publish(self, trainer: L.Trainer, report: AnalysisReport, prefix: str) -> None:
-        """Writes the files of a report, and hands it to the loggers.
-
-        A full disk does not end the training.
-        """
+        """Writes the files of a report, and logs it; a full disk does not end the training."""
         drawn = report.drawn()
         for figure in drawn.values():
             say_step(figure, self._step(trainer))
@@ -340,7 +329,7 @@ def first_tokens(batch: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def real_tokens(batch: dict[str, Any]) -> np.ndarray:
-    """Returns bool (B, T): where the batch has tokens rather than padding."""
+    """Returns bool (B, T), true for tokens and false for padding."""
     mask: Tensor = batch.get("mask", ones_like(batch["tokens"]).bool())
     return mask.cpu().numpy()
 

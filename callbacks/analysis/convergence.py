@@ -18,22 +18,23 @@ from callbacks.analysis.report import BLUE, GREY, ORANGE, Tables, draw_lines, fi
 from callbacks.dials import dialled, has_dial
 
 NOISE = 32.0
-"""Rounding errors: up to that many units in the last place of a typical state mean nothing."""
+"""Size of rounding errors, in units in the last place of a typical state."""
 TF32_EPS = 2.0**-10
 LEAST_POINTS = 3
-"""That an exponential is fitted to; it goes through any two."""
+"""Minimum number of points for the fit of an exponential, which passes through any two."""
 
 
 def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd.DataFrame:
     """Returns the distance of iterations 0..``iterations`` to sequential inference (Fig. 8).
 
-    No slot is left out meanwhile: ``tau``, if there is one, is 0. All slots have states, slot 0
-    too. Rows should be few and short, as sequential inference is slow.
+    No slot is skipped: ``tau``, if there is one, is set to 0. All slots have states, slot 0 too.
+    Rows should be few and short, as sequential inference is slow.
 
     Returns:
-        A line an ``iteration`` n: the ``squares`` of h^(n) - h*, and ``fixed`` of h*, summed over
-        the ``number`` of real tokens, slots and coordinates, and ``eps`` of the arithmetic; none
-        for a model that does not have both ways of inference, or records no states.
+        A line for each ``iteration`` n with the ``squares`` of h^(n) - h*, and ``fixed`` of h*,
+        summed over the ``number`` of coordinates of real tokens and slots, and ``eps`` of the
+        arithmetic; no lines for a model without both modes of inference, or without recorded
+        states.
     """
     if not (has_dial(model, "inference") and has_dial(model, "eval_iterations")):
         return pd.DataFrame()
@@ -43,7 +44,7 @@ def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd
     common: dict[str, float] = {}
 
     def take(*, states: Tensor, **_: Any) -> None:
-        """Keeps the sequential states (B, T, D): the fixed point of the iteration."""
+        """Records the sequential states (B, T, D), the fixed point of the iteration."""
         fixed.append(states.detach().cpu().double()[mask])
         squares = float(fixed[0].square().sum())
         common.update(fixed=squares, number=fixed[0].numel(), eps=_eps(states))
@@ -63,7 +64,7 @@ def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd
 
 @contextlib.contextmanager
 def _settings(model: Any, **values: Any) -> Iterator[None]:
-    """Temporarily gives the configuration these values, and stops no token early."""
+    """Sets values of the configuration within the context, with early stopping off."""
     if has_dial(model, "tau"):
         values["tau"] = 0.0
     with contextlib.ExitStack() as stack:
@@ -73,13 +74,13 @@ def _settings(model: Any, **values: Any) -> Iterator[None]:
 
 
 def _eps(states: Tensor) -> float:
-    """Returns the machine epsilon of what states are computed in; called while they are."""
-    kind = states.device.type
+    """Returns the machine epsilon of the arithmetic of states, within its autocast context."""
+    device_type = states.device.type
     dtypes = [states.dtype]
-    if torch.is_autocast_enabled(kind):
-        dtypes.append(torch.get_autocast_dtype(kind))
+    if torch.is_autocast_enabled(device_type):
+        dtypes.append(torch.get_autocast_dtype(device_type))
     eps = max(torch.finfo(dtype).eps for dtype in dtypes)
-    coarse = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    coarse = device_type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return max(eps, TF32_EPS) if coarse and states.dtype == torch.float32 else eps
 
 
@@ -88,20 +89,20 @@ class IterationFit(NamedTuple):
 
     start: float
     rate: float
-    """L, what an iteration multiplies the RMSE by; below 1 it converges."""
+    """L, the factor of the RMSE at each iteration; the iteration converges if it is below 1."""
     r2: float
-    """Coefficient of determination of log RMSE, at most 1; nan if all are the same."""
+    """Coefficient of determination of log RMSE, at most 1; nan if all values are equal."""
     points: int
-    """That many iterations, from 0, are fitted."""
+    """Number of fitted iterations, from 0."""
 
 
 def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
-    """Returns sqrt(mean (h^(n) - h*)^2) for n = 0, 1, ..., and the part that may be rounding.
+    """Returns sqrt(mean (h^(n) - h*)^2) for n = 0, 1, ..., and the size of rounding errors.
 
-    NOTE(paper): the mean is over everything at once; Appendix B's "average RMSE" does not say what
-    it is an average over.
+    NOTE(paper): the mean is over all tokens, slots and coordinates; Appendix B does not define its
+    "average RMSE".
 
-    ``lines`` come from ``collect_iterations``; lines of several ranks add up.
+    ``lines`` come from ``collect_iterations``; lines of several ranks are summed.
     """
     if not len(lines):
         return np.empty(0), 0.0
@@ -111,9 +112,9 @@ def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
 
 
 def fit_iterations(rmse: np.ndarray, noise: float) -> IterationFit | None:
-    """Returns the exponential through the iterations before the first within the noise.
+    """Fits an exponential to the iterations before the first one within the noise.
 
-    None for fewer than ``LEAST_POINTS`` of them.
+    Returns None for fewer than ``LEAST_POINTS`` of them.
     """
     points = next((n for n, value in enumerate(rmse) if not value > noise), len(rmse))
     if points < LEAST_POINTS:
@@ -126,10 +127,10 @@ def fit_iterations(rmse: np.ndarray, noise: float) -> IterationFit | None:
 
 
 def convergence(rmse: np.ndarray, fit: IterationFit | None) -> pd.DataFrame:
-    """Returns a table with one line a Jacobi iteration (Fig. 8).
+    """Returns a table with a line for each Jacobi iteration (Fig. 8).
 
-    ``rmse`` to the fixed point; ``fit``: what the exponential has there; ``fitted``: 1 where it was
-    fitted to.
+    The columns are ``rmse`` to the fixed point, ``fit``, the value of the exponential, and
+    ``fitted``, 1 for points of the fit.
     """
     n = np.arange(len(rmse))
     fitted, points = np.full(len(rmse), math.nan), 0
@@ -143,8 +144,8 @@ def convergence_figure(tables: Tables, noise: float = 0.0) -> Any:
     """Draws the distance of Jacobi iterations to the fixed point (Fig. 8).
 
     Args:
-        tables: With ``convergence``.
-        noise: RMSE that may be rounding, see ``rmse_by_iteration``; 0 draws no line there.
+        tables: Tables with ``convergence``.
+        noise: Size of rounding errors, see ``rmse_by_iteration``; 0 draws no line for it.
     """
     table = tables["convergence"]
     fitted = table[table["fitted"] == 1]

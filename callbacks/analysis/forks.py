@@ -1,7 +1,7 @@
-"""Where a model forks, and what its forks are good for (Thoughtbubbles, arXiv 2510.00219).
+"""Analysis of forks and their use (Thoughtbubbles, arXiv 2510.00219).
 
 =============================================  =====================================================
-paper                                          where
+paper                                          code
 =============================================  =====================================================
 Fig. 4, forks against output entropy           ``windows``, ``fit_parabola``
 Fig. 5, attention to own forks                 ``ForkRecorder.attention``
@@ -65,25 +65,25 @@ MEASURES = {
 """Measures of every fork layer, in the order of the report."""
 
 WINDOW = 4
-"""Tokens of a window, as in the paper."""
+"""Length of a window in tokens, as in the paper."""
 MOST_WEIGHTS = 1 << 26
-"""Attention weights of one layer to be held at once; rows are scored that many at a time."""
+"""Maximum number of attention weights of a layer in memory, which limits the rows of a batch."""
 STREAMS = 4
-"""Streams of a token to reckon with there."""
+"""Assumed number of streams of a token for this limit."""
 MOST_POINTS = 4000  # of a scatter plot
 LINE_TOKENS, LINES = 16, 6  # of the map of tokens
-LEAST_TOKENS = 10  # of its width: the heading needs that
-TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # inches of a token, and of the names of fork layers
+LEAST_TOKENS = 10  # minimum width of the map, for its heading
+TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # in inches, of a token and of the names of fork layers
 
 
 class ForkAnalysis(Analysis):
-    """Shows where a model forks, and what its forks are good for.
+    """Analyses where a model forks, and how it uses its forks.
 
-    On the first batches of a validation or test it scores the text once more and reports, by fork
-    layer (numbered from 1 in the order of the network), how many streams tokens have (Fig. 7 of
-    arXiv 2510.00219), which forks survive and at which scores, how much of the budget is used,
-    and how strongly originals attend to their own forks (Fig. 5); and forks against the entropy of
-    the output in windows of 4 tokens, with the best parabola (Fig. 4).
+    It scores the first batches of a validation or test once more and reports, by fork layer
+    (numbered from 1), the number of streams of tokens (Fig. 7 of arXiv 2510.00219), the survival
+    and the scores of forks, the use of the budget, and the attention of originals to their forks
+    (Fig. 5); and forks against the entropy of the output in windows of 4 tokens, with a fitted
+    parabola (Fig. 4).
 
     Scalars are ``forks/...``, see ``fork_report``; files are in ``fork_analysis``.
     ``callbacks.analysis`` describes what all analyses share.
@@ -93,7 +93,7 @@ class ForkAnalysis(Analysis):
         every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
             of the verbs validate and test.
         reference_ckpt: Checkpoint of another model of any method, trained with the same tokenizer.
-            Forks are also shown against its entropies. Null for none.
+            Forks are also plotted against its entropies. Null for none.
         shown_rows: Number of rows of text that ``tokens`` shows token by token.
         attention: Whether to analyse attention weights, which needs the slow attention backend.
     """
@@ -119,11 +119,6 @@ class ForkAnalysis(Analysis):
         self._reference: Any = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds the folder and loads the reference.
-
-        Raises:
-            ValueError: If the reference cannot be read or has another vocabulary.
-        """
         super().setup(trainer, pl_module, stage)
         if self.reference_ckpt is not None and self._reference is None:
             self._reference = self._load_reference(pl_module)
@@ -223,11 +218,11 @@ class ForkRecorder:
 
     @property
     def forked(self) -> bool:
-        """Whether the network has forked at all."""
+        """Whether the network has recorded a fork layer."""
         return self._latest is not None
 
     def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the functions to record with."""
+        """Returns the recording functions, by the name of the statistic."""
         consumers: dict[str, Callable[..., None]] = {"fork": self.fork, "entropy": self.entropy}
         return consumers | ({"attention": self.attention} if self._attention else {})
 
@@ -241,7 +236,7 @@ class ForkRecorder:
         is_fork: Tensor,
         budgets: Tensor | None = None,
     ) -> None:
-        """Takes a fork layer's decision.
+        """Records the decision of a fork layer.
 
         Args:
             ordinal: Index of the fork layer, from 0.
@@ -253,7 +248,7 @@ class ForkRecorder:
         """
         self._latest, self._layer = after, ordinal + 1
         self._streams.append(_by_token(after, after.count, after.original))
-        alive = _kept(before, after, parent, is_fork)
+        alive = _kept(before, after, parent, is_fork)  # (B, N), over the streams before
         older = before.real & ~before.original
         forks = after.real & ~after.original
         p = after.log_p.detach().double().exp()
@@ -281,11 +276,10 @@ class ForkRecorder:
             self._add("budget_use", after.lengths.sum(), budgets[after.lengths > 0].sum())
 
     def attention(self, *, weights: Tensor) -> None:
-        """Takes attention weights (B, H, N, N), of which only means are kept (Fig. 5).
+        """Accumulates means of attention weights (B, H, N, N) (Fig. 5).
 
-        Counted are queries that are originals of forked tokens, after the first fork layer. The
-        means are over heads, over the layers up to the next fork layer, over a query's keys, and
-        over queries.
+        They are over queries that are originals of forked tokens, after the first fork layer, and
+        over heads, the layers up to the next fork layer, and a query's keys.
         """
         streams = self._latest
         if streams is None or weights.shape[2:] != 2 * streams.token.shape[1:]:
@@ -295,7 +289,7 @@ class ForkRecorder:
         seen = weights.detach()[row, :, query].double().mean(dim=1)  # (queries, N)
         of_self = seen.gather(1, query[:, None])[:, 0]
         of_token = (seen * (streams.token[row] == token[:, None])).sum(dim=1)
-        others = query - own_forks  # all streams further left
+        others = query - own_forks  # number of streams of other tokens, all further left
         for measure, total, keys in (
             ("attention_self", of_self, torch.ones_like(query)),
             ("attention_own_forks", of_token - of_self, own_forks),
@@ -305,18 +299,18 @@ class ForkRecorder:
             self._add(measure, (total[some] / keys[some]).sum(), some.sum())
 
     def entropy(self, *, entropy: Tensor) -> None:
-        """Takes output entropies (B, T) in nats."""
+        """Records output entropies (B, T) in nats."""
         self._entropy = entropy.detach()
 
     def tokens(self, batch: dict[str, Any]) -> pd.DataFrame:
-        """Returns a table with one line a real token of the batch that was scored.
+        """Returns a table with a line for each real token of the scored batch.
 
-        ``place`` within its row, from 0; ``id``; ``streams_layer<l>``, of the token after each fork
-        layer, at least 1; after the last one ``score_original``, P of the original, and
-        ``score_forks``, the mean P of its forks, nan without any; ``entropy`` of the output, in
-        nats.
+        The columns are ``place`` within its row, from 0; ``id``; ``streams_layer<l>``, the streams
+        of the token after each fork layer, at least 1; after the last one ``score_original``, P of
+        the original, and ``score_forks``, the mean P of its forks, nan without any; ``entropy`` of
+        the output in nats.
 
-        The batch has ``tokens`` (B, T), and ``mask`` where rows are padded.
+        The batch has ``tokens`` (B, T), and ``mask`` if rows are padded.
         """
         real, streams = real_tokens(batch), self._latest
         p = streams.log_p.detach().double().exp()
@@ -336,10 +330,10 @@ class ForkRecorder:
     def fates(self, batch: dict[str, Any]) -> pd.DataFrame:
         """Returns a table of the forks of each real token, at each fork layer l.
 
-        ``created_layer<l>``, ``kept_layer<l>`` and ``deleted_layer<l>``: new forks, and older ones
-        that are there after the layer, and that are not.
+        The columns are ``created_layer<l>``, new forks, ``kept_layer<l>`` and
+        ``deleted_layer<l>``, older forks that survive the layer or do not.
 
-        The batch has ``tokens`` (B, T), and ``mask`` where rows are padded.
+        The batch has ``tokens`` (B, T), and ``mask`` if rows are padded.
         """
         real = real_tokens(batch)
         return pd.DataFrame({name: n.cpu().numpy()[real] for name, n in self._fates.items()})
@@ -350,22 +344,23 @@ class ForkRecorder:
 
 
 def _kept(before: Any, after: Any, parent: Tensor, is_fork: Tensor) -> Tensor:
-    """Returns which streams (B, N) before a fork layer are there after it."""
+    """Returns a mask (B, N) of the streams before a fork layer that survive it."""
+    # a surviving stream is the parent of a stream after the layer that is not a new fork
     kept = (after.real & ~is_fork).long()
     return torch.zeros_like(before.token).scatter_add(1, parent, kept) > 0
 
 
 def _by_token(streams: Any, values: Tensor, chosen: Tensor) -> Tensor:
-    """Returns the sum (B, T) of each token's chosen streams' values (B, N)."""
-    out = values.new_zeros(len(values), streams.num_tokens + 1)
+    """Sums the values (B, N) of each token's chosen streams, to (B, T)."""
+    out = values.new_zeros(len(values), streams.num_tokens + 1)  # the last column is for padding
     return out.scatter_add(1, streams.token, values * chosen)[:, :-1]
 
 
-# ---- numbers
+# ---- measures
 
 
 def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
-    """Returns the means named in ``MEASURES``, one line a fork layer; nan where nothing counts.
+    """Returns the means named in ``MEASURES``, a line for each fork layer; nan without a count.
 
     ``sums`` come from ``ForkRecorder``.
     """
@@ -375,7 +370,7 @@ def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
 
 
 def streams(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Returns the ``share`` of tokens with a number of ``streams`` after each fork ``layer``."""
+    """Returns the ``share`` of tokens with each number of ``streams`` after each fork ``layer``."""
     counts = tokens.filter(like="streams_layer")
     counts = counts.set_axis(range(1, counts.shape[1] + 1), axis=1)
     shares = [part.value_counts(normalize=True).sort_index() for _, part in counts.items()]
@@ -384,20 +379,20 @@ def streams(tokens: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_rows(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Returns the tokens with the number of their ``row``, from 0, as the first column."""
+    """Returns the tokens with the index of their ``row`` as the first column."""
     numbered = tokens.copy()
     numbered.insert(0, "row", (tokens["place"] == 0).cumsum() - 1)
     return numbered
 
 
 def windows(tokens: pd.DataFrame) -> pd.DataFrame:
-    """Returns means over windows of ``WINDOW`` tokens; what is left at a row's end is left out.
+    """Returns means over complete windows of ``WINDOW`` tokens.
 
-    ``entropy`` of the output in nats, and ``reference_entropy`` where there is a reference;
-    ``forks`` of a token after the last fork layer; ``normalised``, these as a multiple of their
+    The columns are ``entropy`` of the output in nats, and ``reference_entropy`` with a reference;
+    ``forks`` of a token after the last fork layer; ``normalised``, forks as a multiple of their
     mean over all windows, 0 without forks.
 
-    NOTE(paper): Fig. 4 does not say what its forks are normalised by.
+    NOTE(paper): Fig. 4 does not define the normalisation of its forks.
 
     ``tokens`` come from ``with_rows``.
     """
@@ -414,9 +409,8 @@ def fit_parabola(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Fits ``curvature x^2 + slope x + constant`` by least squares.
 
     Returns:
-        These three, ``r2`` (coefficient of determination, at most 1) and ``vertex`` (the x of the
-        highest or lowest point; nan for a line); nothing for fewer than three different x, or for
-        equal y.
+        These three, ``r2`` (coefficient of determination, at most 1) and ``vertex`` (x of the
+        extremum; nan for a line); empty for fewer than three distinct x, or for constant y.
     """
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
@@ -434,7 +428,7 @@ def fit_parabola(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 def fits_of(means: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Returns the parabola of forks against each kind of entropy in ``windows``, by its column."""
+    """Fits parabolas of forks against the entropies in ``windows``, by column."""
     names = [name for name in ("entropy", "reference_entropy") if name in means]
     forks = means["normalised"].to_numpy()
     return {name: fit_parabola(means[name].to_numpy(), forks) for name in names}
@@ -447,7 +441,7 @@ def fork_report(findings: Findings, tokenizer: Any, shown_rows: int) -> Analysis
     ``forks/layer<l>/<measure>``, and for ``entropy`` and ``reference_entropy`` its mean and the
     parabola: ``forks/entropy/curvature``.
 
-    Findings are ``layers`` and ``tokens``; without a tokenizer nothing is written out.
+    Findings are ``layers`` and ``tokens``; without a tokenizer there is no text.
     """
     measures, tokens = measures_by_layer(findings["layers"]), with_rows(findings["tokens"])
     means = windows(tokens)
@@ -488,7 +482,7 @@ def _shown(tokens: pd.DataFrame, tokenizer: Any, rows: int) -> pd.DataFrame:
 
 
 def entropy_figure(tables: Tables) -> Any:
-    """Draws Fig. 4: forks in windows of tokens against the entropy of the output there."""
+    """Draws forks in windows of tokens against the entropy of the output (Fig. 4)."""
     means = tables["windows"]
     fits = fits_of(means)
     names = {"entropy": "this model", "reference_entropy": "the reference"}
@@ -511,7 +505,7 @@ def entropy_figure(tables: Tables) -> Any:
 
 
 def _scatter(ax: Any, x: np.ndarray, y: np.ndarray) -> None:
-    """Draws every window (or evenly many of them) and means over tenths of the windows."""
+    """Draws every window (or an evenly spaced part of them) and means over tenths of them."""
     step = -(-len(x) // MOST_POINTS) or 1
     ax.scatter(x[::step], y[::step], s=7, alpha=0.35, color=GREY, linewidths=0, label="windows")
     tenths = [part for part in np.array_split(np.argsort(x), 10) if len(part)]
@@ -528,7 +522,7 @@ def _scatter(ax: Any, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def tokens_figure(tables: Tables) -> Any:
-    """Draws Fig. 7: streams of the first tokens of the first row after each fork layer."""
+    """Draws the streams of the first tokens of the first row after each fork layer (Fig. 7)."""
     row = tables["tokens"]
     row = row[row["row"] == 0] if "row" in row else row
     row = row.iloc[: LINE_TOKENS * LINES]
@@ -555,14 +549,14 @@ def tokens_figure(tables: Tables) -> Any:
 
 
 def layers_figure(tables: Tables) -> Any:
-    """Draws, by fork layer: streams per token, fate of forks, scores, attention (Fig. 5)."""
+    """Draws streams per token, fates of forks, scores and attention (Fig. 5) by fork layer."""
     measures = tables["layers"]
     attention = measures["attention_self"].notna().any()
     figure, parts = panels(14 if attention else 11, 3.6, 4 if attention else 3)
     shares = tables["streams"].pivot(index="streams", columns="layer", values="share").fillna(0)
     colors = zip(shares, shades(len(shares.columns)), strict=True)
     named = {layer: (f"fork layer {layer}", color) for layer, color in colors}
-    if named:  # none in rows of padding alone
+    if named:  # empty if rows are padding only
         draw_bars(parts[0], shares.reset_index(), "streams", named)
     parts[0].set_title("share of tokens", fontsize=10)
     finish(parts[0], "streams of a token", whole=True)
@@ -588,7 +582,7 @@ def layers_figure(tables: Tables) -> Any:
 
 
 def _log_points(ax: Any, measures: pd.DataFrame, shown: Shown, title: str) -> None:
-    """Draws a line a measure on a logarithmic scale, as scores and attention span decades."""
+    """Draws a line for each measure on a logarithmic scale: scores and attention span decades."""
     values = measures[list(shown)].where(lambda table: table > 0)
     for name, (label, color) in shown.items():
         ax.plot(measures["layer"], values[name], "o-", color=color, label=label)

@@ -1,9 +1,9 @@
-"""How a model uses its memory of sentences (Thought Gestalt).
+"""Analysis of a memory of sentences (Thought Gestalt).
 
 The paper is *Modeling Language as a Sequence of Thoughts* (Borazjanizadeh and McClelland).
 
 =============================================  =====================================================
-paper                                          where
+paper                                          code
 =============================================  =====================================================
 Fig. 6, gradients through working memory       ``reach_lines``
 Fig. 7, g_mem over training                    ``gates``, ``GateHistory``
@@ -60,10 +60,10 @@ COMPONENTS = {
     "feed_forward": "feed_forward",
     "feed_forward_norm": "feed_forward",
 }
-"""The component that a sub-module of a block belongs to; the norm goes with the layer it feeds. In
-parallel blocks one norm feeds both attentions and counts as self-attention."""
+"""Component of each sub-module of a block; a norm belongs to the layer that it feeds. In parallel
+blocks one norm feeds both attentions and counts as self-attention."""
 
-Place = tuple[int, str]
+LayerPart = tuple[int, str]
 """A layer (1-based) and a component of it."""
 
 _GATE = re.compile(r"(?:^|\.)blocks\.(\d+)\.memory_attention\.gate$")
@@ -71,34 +71,34 @@ _SUBLAYER = re.compile(r"(?:^|\.)blocks\.(\d+)\.(\w+)\.")
 
 
 class GateAnalysis(Analysis):
-    """Shows how a model learns to use its memory of sentences (Thought Gestalt).
+    """Analyses how a model learns to use its memory of sentences (Thought Gestalt).
 
-    Every few optimiser steps: the gate g_mem of every layer that reads memory, after the step
-    (``gate/layer_<l>``, Fig. 7 of *Modeling Language as a Sequence of Thoughts*), and the share of
-    the gradient, before clipping, of self-attention, memory cross-attention and feed-forward layers
-    (``gradient_share/<component>``, Fig. 8; defined at ``shares``).
+    Every few optimiser steps it records the gate g_mem of every layer that reads memory, after the
+    step (``gate/layer_<l>``, Fig. 7 of *Modeling Language as a Sequence of Thoughts*), and the
+    share of the gradient, before clipping, of self-attention, memory cross-attention and
+    feed-forward layers (``gradient_share/<component>``, Fig. 8; defined in ``shares``).
 
-    After validations, on the first batches of sentences, cut to a few long streams: how strongly
-    the loss of a sentence depends on the vectors of earlier ones, by age and beyond what memory
-    still holds (``gradient_reach/...``, Fig. 6 as numbers), and at which ages each layer attends
+    After validations, on a few long streams of the first batches, it measures how strongly the loss
+    of a sentence depends on the vectors of earlier ones, by age and beyond the size of the memory
+    (``gradient_reach/...``, Fig. 6 as numbers), and the ages at which each layer attends
     (``memory_attention/...``).
 
     Files are in ``gate_analysis``. Files about the training so far have no step in their names;
     their rows are part of checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up
-    to there. ``callbacks.analysis`` describes what all analyses share.
+    to that step. ``callbacks.analysis`` describes what all analyses share.
 
     Args:
         output: Folder of the files. If null, ``gate_analysis`` in the run's log folder.
-        every_n_steps: Optimiser steps between two values of gates and gradient shares. Null means
-            trainer.log_every_n_steps; 0 measures none.
+        every_n_steps: Optimiser steps between measurements of gates and gradient shares. Null means
+            trainer.log_every_n_steps, 0 no measurements.
         num_batches: Number of validation batches to analyse.
         every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
             of the verb validate.
         max_sentences: Maximum number of sentences of a document, from its first, whose graphs are
-            held at once. Null means one more than twice the memory size, for ages up to 2 M.
-        max_streams: Maximum number of documents of a batch; the longest are taken.
+            in memory at once. Null means one more than twice the memory size, for ages up to 2 M.
+        max_streams: Maximum number of documents of a batch; the longest ones are taken.
         probes: Number of sentences, evenly spread over the second half of the longest document,
-            from whose loss gradients go back; each costs a backward pass.
+            whose losses are differentiated; each costs a backward pass.
     """
 
     tag = "gate_analysis"
@@ -127,7 +127,7 @@ class GateAnalysis(Analysis):
         self.probes = probes
         self._gates, self._norms = GateHistory(), GateHistory()
         self._has_gates: bool | None = None
-        self._pending: dict[Place, float] | None = None
+        self._pending: dict[LayerPart, float] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         rows = {"gates": asdict(self._gates), "gradient_norms": asdict(self._norms)}
@@ -139,11 +139,6 @@ class GateAnalysis(Analysis):
         self._norms = GateHistory(**state_dict["gradient_norms"])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Finds the folder.
-
-        Raises:
-            ValueError: If ``output`` cannot be written to.
-        """
         super().setup(trainer, pl_module, stage)
         self._has_gates = None
 
@@ -151,7 +146,7 @@ class GateAnalysis(Analysis):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         step = trainer.global_step
-        if not step:  # another training of this process
+        if not step:  # a new training in this process
             self._gates, self._norms = GateHistory(), GateHistory()
         follows = self._looks_for_gates(pl_module) and self._interval(trainer) > 0
         if follows and not self._gates.rows:
@@ -160,7 +155,7 @@ class GateAnalysis(Analysis):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        # Measures the gradient, accumulated and averaged over ranks; clipping comes later.
+        # The gradient is accumulated and averaged over ranks here, but not yet clipped.
         interval = self._interval(trainer)
         if interval and (trainer.global_step + 1) % interval == 0 and self._has_gates:
             self._pending = gradient_norms(pl_module)
@@ -180,7 +175,7 @@ class GateAnalysis(Analysis):
         by_layer, by_component = gates(pl_module), shares(norms)
         self._gates.add(step, sentence_steps, by_layer)
         values = {f"gate/layer_{layer}": value for (layer, _), value in by_layer.items()}
-        if by_component is not None:  # none of a step that is dropped as its gradient is not finite
+        if by_component is not None:  # None if the gradient is not finite and the step is skipped
             self._norms.add(step, sentence_steps, norms)
             values |= {f"gradient_share/{part}": share for part, share in by_component.items()}
         self._log(trainer, values)
@@ -197,22 +192,21 @@ class GateAnalysis(Analysis):
             self._has_gates = bool(gates(pl_module))
             if not self._has_gates:
                 self._warn(
-                    f"{type(pl_module).__name__} has no memory gates (no method with a memory of "
-                    "sentences, or none that is read by cross-attention): gates, gradient shares "
-                    "and attention to memory are left out, and the reach of gradients too unless "
-                    "sentence vectors are recorded"
+                    f"{type(pl_module).__name__} has no memory gates (no memory of sentences, or "
+                    "none that is read by cross-attention): gates, gradient shares and attention "
+                    "to memory are left out, and the reach of gradients too unless sentence "
+                    "vectors are recorded"
                 )
         return self._has_gates
 
     def _publish_run(self, trainer: L.Trainer) -> None:
-        """Writes the rows of the training so far, or of the checkpoint that is validated."""
+        """Writes the rows of the training so far, or of the validated checkpoint."""
         if trainer.is_global_zero and (self._gates.rows or self._norms.rows):
             self._publish(trainer, run_report(self._gates, self._norms), "")
 
     # ---- reach and attention, at validations
 
     def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Writes the rows of the training, too."""
         if self._findings is not None:
             self._publish_run(trainer)
         super().evaluation_ends(trainer, pl_module)
@@ -227,14 +221,14 @@ class GateAnalysis(Analysis):
                 problem = f"{type(pl_module).__name__} records nothing about its memory"
         except torch.OutOfMemoryError:
             problem = (
-                "the graph of the analysed sentences does not fit the device; lower max_streams "
+                "the graph of the analysed sentences does not fit into memory; lower max_streams "
                 f"({self.max_streams}) or max_sentences ({self._sentences(pl_module)})"
             )
         if problem:
-            raise NothingToAnalyseError(f"no reach and no attention any more: {problem}")
+            raise NothingToAnalyseError(f"reach and attention are left out: {problem}")
 
     def _analyse(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> bool:
-        """Runs the batch once more with its graph; returns whether the model records anything."""
+        """Scores the batch with its graph; returns whether the model records anything."""
         if "lengths" not in batch:
             return False
         recorder = Recorder("sentences")
@@ -259,7 +253,7 @@ class GateAnalysis(Analysis):
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
         """Returns ``attention`` and ``reach``, see ``memory_report``, and the ``gates`` of layers.
 
-        The first has the gate g_mem of its layer, too.
+        ``attention`` includes the gate g_mem of its layer.
         """
         report = memory_report(findings, _memory_size(pl_module))
         by_layer = {layer: value for (layer, _), value in gates(pl_module).items()}
@@ -283,10 +277,10 @@ def _memory_size(pl_module: L.LightningModule) -> int | None:
 # ---- gates and gradients
 
 
-def gates(model: nn.Module) -> dict[Place, float]:
-    """Returns g_mem of every layer that reads memory, by layer; empty if there is none.
+def gates(model: nn.Module) -> dict[LayerPart, float]:
+    """Returns g_mem of every layer that reads memory, by layer.
 
-    With sharded parameters all ranks have to call this.
+    It is collective: with sharded parameters all ranks must call it.
     """
     parameters = [
         (int(match[1]) + 1, parameter.detach())
@@ -299,14 +293,14 @@ def gates(model: nn.Module) -> dict[Place, float]:
     return {(layer, "gate"): value for (layer, _), value in zip(parameters, values, strict=True)}
 
 
-def gradient_norms(model: nn.Module) -> dict[Place, float]:
+def gradient_norms(model: nn.Module) -> dict[LayerPart, float]:
     """Returns the 2-norm of the gradient of every component of every layer, 0 without a gradient.
 
     Components are self-attention within sentences, cross-attention to memory with its gate, and
-    the feed-forward layer, each with the norm before it; embeddings, sentence head, final norm
-    and output matrix are none. With sharded parameters all ranks have to call this.
+    the feed-forward layer, each with the norm before it, but not embeddings, sentence head, final
+    norm and output matrix. It is collective: with sharded parameters all ranks must call it.
     """
-    index_of: dict[Place, int] = {}
+    index_of: dict[LayerPart, int] = {}
     gradients: list[Tensor] = []
     indices: list[int] = []
     for name, parameter in model.named_parameters():
@@ -325,11 +319,11 @@ def gradient_norms(model: nn.Module) -> dict[Place, float]:
     return dict(zip(index_of, squares.sqrt().tolist(), strict=True))
 
 
-def shares(norms: Mapping[Place, float]) -> dict[str, float] | None:
-    """Returns each component's share of the gradient, by its name; they add up to 1.
+def shares(norms: Mapping[LayerPart, float]) -> dict[str, float] | None:
+    """Returns each component's share of the gradient, by its name; shares sum to 1.
 
-    A component's part is the sum of its norms over layers; see :func:`gradient_norms`. None if
-    there is no gradient, or one that is not finite.
+    A share is the component's sum of norms over layers, see :func:`gradient_norms`, divided by the
+    sum over all components. The result is None without a finite gradient.
 
     NOTE(paper): Fig. 8 shows the fraction of "gradient magnitude", averaged across layers and over
     training, and leaves open which norm that is, and what is averaged first. Here it is the 2-norm
@@ -351,16 +345,16 @@ def _whole(value: Tensor) -> Tensor:
 
 @dataclass
 class GateHistory:
-    """Numbers of the places of a network over its training, one row a step.
+    """Values of layers and their components over the training, a row for each recorded step.
 
     Attributes:
-        places: Layers and components that the rows have values for.
-        steps: Optimiser steps.
-        sentence_steps: Sentence steps so far; 0 where the model does not count them.
-        rows: One number for each place.
+        places: Layers and components of the values of a row.
+        steps: Optimiser step of each row.
+        sentence_steps: Sentence steps so far, or 0 if the model does not count them.
+        rows: Values of each row, in the order of ``places``.
     """
 
-    places: list[Place] = field(default_factory=list)
+    places: list[LayerPart] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     sentence_steps: list[int] = field(default_factory=list)
     rows: list[list[float]] = field(default_factory=list)
@@ -368,15 +362,15 @@ class GateHistory:
     def __post_init__(self) -> None:
         self.places = [(layer, part) for layer, part in self.places]  # older checkpoints have lists
 
-    def add(self, step: int, sentence_steps: int, values: Mapping[Place, float]) -> None:
-        """Adds a row, with the same places as all rows."""
+    def add(self, step: int, sentence_steps: int, values: Mapping[LayerPart, float]) -> None:
+        """Adds a row, with the same layers and components as in all rows."""
         self.places = list(values)
         self.steps.append(step)
         self.sentence_steps.append(sentence_steps)
         self.rows.append(list(values.values()))
 
     def table(self) -> pd.DataFrame:
-        """Returns ``step``, ``sentence_steps``, ``layer``, ``part`` and ``value``, a line each."""
+        """Returns ``step``, ``sentence_steps``, ``layer``, ``part`` and ``value`` of each value."""
         clock = zip(self.steps, self.sentence_steps, self.rows, strict=True)
         lines = [
             (step, sentence_steps, layer, part, value)
@@ -386,7 +380,7 @@ class GateHistory:
         return pd.DataFrame(lines, columns=["step", "sentence_steps", "layer", "part", "value"])
 
     def shares(self) -> pd.DataFrame:
-        """Returns ``step``, ``sentence_steps`` and the share of each component, a line a step."""
+        """Returns a line for each row: ``step``, ``sentence_steps`` and each component's share."""
         components = [shares(dict(zip(self.places, row, strict=True))) or {} for row in self.rows]
         table = pd.DataFrame(components, columns=list(SHOWN_COMPONENTS))
         table.insert(0, "step", self.steps)
@@ -398,10 +392,11 @@ class GateHistory:
 
 
 def attention_consumer(findings: Findings) -> Callable[..., None]:
-    """Returns the consumer of ``memory_attention``: weights (P, M_t) over memory, oldest first.
+    """Returns a recording consumer for ``memory_attention``, weights (P, M_t), oldest first.
 
-    Lines of ``attention`` are by ``layer`` (1-based) and ``age``: ``total`` weight and ``count`` of
-    slots; lines of ``entropy`` have the ``total`` entropy of these slots' weights in nats.
+    It adds lines of ``attention`` by ``layer`` (1-based) and ``age``, with the ``total`` weight and
+    the ``count`` of slots, and lines of ``entropy``, the ``total`` entropy of the slots' weights in
+    nats.
     """
 
     def take(*, layer: int, weights: Tensor, **_: Any) -> None:
@@ -419,21 +414,22 @@ def attention_consumer(findings: Findings) -> Callable[..., None]:
 def reach_lines(
     vectors: Sequence[Tensor], losses: Sequence[Tensor], probes: int
 ) -> list[pd.DataFrame]:
-    """Returns how strongly losses depend on earlier sentence vectors, from ``probes`` sentences.
+    """Measures how strongly the losses of ``probes`` sentences depend on earlier sentence vectors.
 
-    These lie at equal distances in the second half, the last sentence is one of them: so nearly
-    all ages are seen from each. The gradient d nll[t] / d s_t-j counts every way there is: through
-    memory, BOS, and all younger sentences. ``.grad`` is not changed.
+    The probes are evenly spaced in the second half up to the last sentence, so each sees nearly all
+    ages. The gradient d nll[t] / d s_t-j covers every path: through memory, BOS, and all younger
+    sentences. ``.grad`` does not change.
 
     Args:
-        vectors: (A_t, D) of each sentence step, with graph; later ones have the first rows.
+        vectors: Sentence vectors (A_t, D) of each sentence step, with graph. Later steps have the
+            first rows only.
         losses: Summed loss of each sentence step, scalars with graph.
-        probes: Number of sentences to go back from.
+        probes: Number of sentences to differentiate.
 
     Returns:
-        A table a probe t with ``layer`` (0, of no layer), ``age``, ``total`` (the gradient's
-        2-norm, nats per unit of a sentence vector, added over streams that have a sentence t) and
-        ``count`` of these streams.
+        A table for each probe t with ``layer`` (always 0), ``age``, ``total`` (2-norm of the
+        gradient in nats per unit of a sentence vector, summed over the streams with a sentence t)
+        and ``count`` of these streams.
     """
     last = len(vectors) - 1
     chosen = {round(last * (1 + part / probes) / 2) for part in range(1, probes + 1)} - {0}
@@ -451,14 +447,13 @@ def reach_lines(
 
 
 def by_age(lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns sums over lines by ``layer`` and ``age``, from 1, and what follows from them.
+    """Sums lines by ``layer`` and ``age``, and derives means.
 
-    Lines have ``layer``, ``age``, ``total`` and ``count``, which never grows with age; no
-    lines give none.
+    Lines have ``layer``, ``age`` (from 1), ``total`` and ``count``, which never grows with age.
 
     Returns:
-        ``layer``, ``age``, ``total``, ``count``, ``mean`` (of the summands that there are) and
-        ``spread`` (mean over all, a missing summand counting as 0).
+        ``layer``, ``age``, ``total``, ``count``, ``mean`` (over the existing summands) and
+        ``spread`` (mean over all, with missing summands as 0).
     """
     if not len(lines):
         lines = pd.DataFrame(columns=["layer", "age", "total", "count"], dtype=float)
@@ -469,21 +464,22 @@ def by_age(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def even_weights(table: pd.DataFrame) -> pd.Series:
-    """Returns the mean weight of each age if every slot weighed what is there evenly.
+    """Returns the mean weight of each age under uniform attention over each slot's memory.
 
     The table has ``layer``, ``age`` and ``slots``, which never grow with age.
     """
     counts, layer = table["slots"], table["layer"]
-    highest = counts - counts.groupby(layer).shift(-1, fill_value=0)  # slots that end at this age
+    # number of slots whose memory ends at this age
+    highest = counts - counts.groupby(layer).shift(-1, fill_value=0)
     each = (highest / table["age"])[::-1]
     return each.groupby(layer).cumsum() / counts.groupby(layer).transform("first")
 
 
 def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
-    """Returns the share in [0, 1] of the reach (``by_age``) that is at ages beyond ``memory_size``.
+    """Returns the share in [0, 1] of the reach (``by_age``) at ages beyond ``memory_size``.
 
-    The share is of the sum of mean norms. It is nan if M is unknown, no age exceeds it, or no
-    gradient reaches back.
+    It is a share of the sum of mean norms, and nan if M is unknown, no age exceeds it, or all
+    gradients are 0.
     """
     means = reach["mean"]
     if memory_size is None or len(means) <= memory_size or not means.any():
@@ -492,9 +488,9 @@ def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
 
 
 def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.DataFrame:
-    """Returns of each ``layer`` the ``mean_age`` of what it reads and its ``entropy`` in nats.
+    """Returns the ``mean_age`` and the ``entropy`` in nats of the attention of each ``layer``.
 
-    The age, in sentences, is weighted by attention. The entropy of a slot's weights over memory,
+    The age, in sentences, is weighted by attention. The entropy of the weights over memory,
     averaged over heads, is a mean over slots.
 
     ``attention`` comes from ``by_age``, ``entropy`` from ``attention_consumer``.
@@ -508,12 +504,11 @@ def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.Data
 
 
 def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[str, Any]:
-    """Returns the longest streams of a batch of sentences, and of these the first sentences.
+    """Returns the first sentences of the longest streams of a batch of sentences.
 
-    Tensors (B, S, ...) are cut in both dimensions, tensors (B, ...) in the first; the rest stays.
-    Cut tensors are copies, which take part in graphs even if the batch was made in inference mode.
-
-    ``lengths`` (B, S) are 0 after a stream's last sentence.
+    Tensors (B, S, ...) are cut in both dimensions, tensors (B, ...) in the first one; other values
+    are unchanged. Cut tensors are copies, which can be part of graphs even if the batch was made in
+    inference mode. ``lengths`` (B, S) are 0 after a stream's last sentence.
     """
     lengths: Tensor = batch["lengths"]
     counts = (lengths > 0).sum(dim=1)
@@ -537,9 +532,9 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
 
     Scalars are ``memory_attention/layer_<l>/mean_age`` (sentences) and ``.../entropy`` (nats),
     ``gradient_reach/age_1`` (nats per unit of a sentence vector) and
-    ``gradient_reach/beyond_memory``, the share of the reach that is beyond the memory's size.
+    ``gradient_reach/beyond_memory``, the share of the reach beyond the memory's size.
 
-    Findings are ``reach``, ``attention`` and ``entropy``, or nothing; M may not be known.
+    Findings are ``reach``, ``attention`` and ``entropy``, if any; M is None if unknown.
     """
     reach, attention = by_age(findings["reach"]), by_age(findings["attention"])
     summary = attention_summary(attention, findings["entropy"])
@@ -562,7 +557,7 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
 
 
 def run_report(gate_rows: GateHistory, norm_rows: GateHistory) -> AnalysisReport:
-    """Returns the report of a training so far: gates, gradient norms and shares, and Figs. 7, 8."""
+    """Returns the report of a training: gates, gradient norms and shares, with Figs. 7 and 8."""
     tables = {
         "gates": gate_rows.table().drop(columns="part").rename(columns={"value": "gate"}),
         "gradient_norms": norm_rows.table().rename(columns={"part": "component", "value": "norm"}),
@@ -573,14 +568,14 @@ def run_report(gate_rows: GateHistory, norm_rows: GateHistory) -> AnalysisReport
 
 
 def _clock(table: pd.DataFrame) -> tuple[str, str]:
-    """Returns the column that figures have as x axis, and its label."""
+    """Returns the column on the x axis of figures, and its label."""
     if table["sentence_steps"].any():
         return "sentence_steps", "sentence steps"
     return "step", "optimiser steps"
 
 
 def gates_figure(tables: Tables) -> Any:
-    """Draws Fig. 7: g_mem of every layer over training."""
+    """Draws g_mem of every layer over training (Fig. 7)."""
     values = tables["gates"]
     figure, (ax,) = panels(6.4, 4.0, 1)
     clock, label = _clock(values)
@@ -593,7 +588,7 @@ def gates_figure(tables: Tables) -> Any:
 
 
 def shares_figure(tables: Tables) -> Any:
-    """Draws Fig. 8: the gradient share of each component over training, its mean in the legend."""
+    """Draws the gradient share of each component over training, with its mean (Fig. 8)."""
     by_component = tables["gradient_share"]
     figure, (over,) = panels(6.4, 4.0, 1)
     shown = {
@@ -609,18 +604,18 @@ def shares_figure(tables: Tables) -> Any:
 
 
 def _style(table: pd.DataFrame) -> str:
-    """Returns a line's style: a marker where there is one point only."""
+    """Returns a line's style: a marker if there is only one point."""
     return "o" if len(table) == 1 else "-"
 
 
 def reach_figure(tables: Tables) -> Any:
-    """Draws Fig. 6 as numbers: how far back the gradient of a sentence's loss reaches."""
+    """Draws how far back the gradient of a sentence's loss reaches (Fig. 6 as numbers)."""
     reach = tables["reach"]
     figure, (ax,) = panels(6.4, 4.0, 1)
     means, last = reach["gradient_norm"], len(reach)
     if means.any():
         ax.set_yscale("log")
-        means = means.where(means > 0)  # a logarithm has no place for gradients of exactly zero
+        means = means.where(means > 0)  # gradients of exactly zero have no logarithm
     ax.plot(reach["age"], means, "o-", color=BLUE, markersize=3)
     if (reach["in_memory"] == 0).any():  # empty if the memory's size is unknown
         memory_size = int(reach["in_memory"].sum())
@@ -632,7 +627,7 @@ def reach_figure(tables: Tables) -> Any:
 
 
 def attention_figure(tables: Tables) -> Any:
-    """Draws the weight of every age in memory, layer by layer, as a map and as lines."""
+    """Draws the weight of every age in memory by layer, as a map and as lines."""
     attention = tables["attention"].assign(even=even_weights(tables["attention"]))
     grid = attention.pivot(index="layer", columns="age", values="weight").fillna(0)
     layers, most = len(grid), int(grid.columns.max())
@@ -646,7 +641,7 @@ def attention_figure(tables: Tables) -> Any:
         label = f"layer {layer}, mean age {ages[layer]:.1f}"
         draw_lines(lines, part, "age", {"weight": (label, color)}, ".-")
     first = attention[attention["layer"] == grid.index[0]]
-    draw_lines(lines, first, "age", {"even": ("even over what is there", GREY)}, ":")
+    draw_lines(lines, first, "age", {"even": ("uniform over the memory", GREY)}, ":")
     lines.set_ylim(bottom=0)
     finish(lines, "age of the sentence in memory", "attention weight")
     finish(ax, "age of the sentence in memory")

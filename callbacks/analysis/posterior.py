@@ -1,14 +1,14 @@
-"""How a model infers its latent vectors, and what these carry (Latent-Thought Language Models).
+"""Analysis of inferred latent vectors (Latent-Thought Language Models).
 
 The paper is *Scalable Language Models with Posterior Inference of Latent Thought Vectors* (Kong et
 al.).
 
 ===============================================  ===================================================
-paper                                            where
+paper                                            code
 ===============================================  ===================================================
 eq. 5 over the steps of fast learning            ``inner_steps``
 section 2.2, posterior collapse                  ``layers``, after Burda et al. 2016
-T_fast at test time (Figs. 4 and 5 vary that of  ``sweep``
+T_fast at test time (Figs. 4 and 5 vary it in    ``sweep``
 training)
 ===============================================  ===================================================
 """
@@ -42,9 +42,9 @@ from callbacks.hooks import check_least
 DIAL = "inner_steps"
 """Field of a configuration that the sweep changes."""
 ACTIVE_VARIANCE = 0.01
-"""A coordinate is active if its posterior mean varies more over texts (Burda et al. 2016)."""
+"""Variance of the posterior mean over texts above which a coordinate is active (Burda et al.)."""
 ACTIVE_KL = 0.01
-"""A latent vector is active if its mean KL divergence is above, in nats per sequence."""
+"""Mean KL divergence above which a latent vector is active, in nats per sequence."""
 QUANTILES = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
 
 SCORED = ("nll_other", "kl_floor")
@@ -57,26 +57,26 @@ GRADIENTS = {
 
 
 class PosteriorAnalysis(Analysis):
-    """Shows how a model infers its latent vectors, and what these carry (Latent-Thought LM).
+    """Analyses the inference of latent vectors, and their information (Latent-Thought LM).
 
     After validations it scores the first batches once more and reports ELBO, KL and NLL over the
-    inner steps, with the norms of their gradients; the NLL under the latent vectors of another text
-    of the batch, and the floor of the KL divergence; the KL divergence of each layer and which of
-    its latents are active; the posterior's variances (``posterior/...``, ``posterior_report``). At
-    the verb validate, or in training as often as asked, it also scores the batches with other
+    inner steps, with the norms of their gradients; the NLL given the latent vectors of another text
+    of the batch, and the floor of the KL divergence; the KL divergence of each layer and its active
+    latents; the variances of the posterior (``posterior/...``, see ``posterior_report``). In the
+    verb validate, or in training as often as configured, it also scores the batches with other
     numbers of inner steps: the bound against T_fast and against FLOPs per token.
 
-    Files are in ``posterior_analysis``. Values that a kind of inference lacks are left out: a
-    chain's KL and variances, an encoder's steps. ``callbacks.analysis`` describes what all analyses
-    share.
+    Files are in ``posterior_analysis``. Values that an inference method does not have are left out:
+    KL and variances of a chain, steps of an encoder. ``callbacks.analysis`` describes what all
+    analyses share.
 
     Args:
         output: Folder of the files. If null, ``posterior_analysis`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
         every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
             of the verb validate.
-        steps: Numbers of inner steps to score the same batches with, or none. Each costs as much as
-            a validation of the batches with that T_fast.
+        steps: Numbers of inner steps at which to score the same batches, or none. Each costs as
+            much as a validation of the batches with that T_fast.
         sweep_every_n_validations: Score with other numbers of steps at every n-th validation of a
             training that is analysed. If 0, only at the verb validate.
     """
@@ -123,7 +123,7 @@ class PosteriorAnalysis(Analysis):
     def _score_with(
         self, pl_module: Any, batch: dict[str, Any], steps: int
     ) -> dict[str, float] | None:
-        """Returns a line of ``sweep``, or None if inference takes another number of inner steps."""
+        """Returns a line of ``sweep``, or None if the number of inner steps cannot be set."""
         if not has_dial(pl_module, DIAL):
             return None
         recorder = PosteriorRecorder()
@@ -151,9 +151,9 @@ class PosteriorAnalysis(Analysis):
 
 
 class PosteriorRecorder(Recorder):
-    """Keeps what one pass through a batch records about posteriors.
+    """Records the posteriors of one pass through a batch.
 
-    Rows without anything to infer from only fill up the batch and are left out.
+    Padding rows, which have nothing to infer from, are left out.
     """
 
     def __init__(self) -> None:
@@ -175,12 +175,12 @@ class PosteriorRecorder(Recorder):
 
     @property
     def latents_per_layer(self) -> int:
-        """Latent vectors that belong to one layer; all of them where that is not recorded."""
+        """Number of latent vectors of a layer, or of all if that is not recorded."""
         return int(self._posterior.get("latents_per_layer") or self._posterior["kl"].shape[1])
 
     @property
     def has_density(self) -> bool:
-        """Whether q has a density; a chain's sample has none."""
+        """Whether q has a density, unlike the sample of a chain."""
         return self._posterior["log_variance"] is not None
 
     def rows(self, name: str) -> np.ndarray:
@@ -190,7 +190,7 @@ class PosteriorRecorder(Recorder):
     def inner(self, name: str) -> np.ndarray:
         """Returns a value of the inner steps, float64 (steps, rows, parts), nan if None.
 
-        Parts are latent vectors, or one where there is one number a row.
+        Parts are latent vectors, or a single one for a value per row.
         """
         values, informed = [step[name] for step in self.steps], self._informed()
         if not values or values[0] is None:
@@ -203,10 +203,10 @@ class PosteriorRecorder(Recorder):
         return self._posterior["informed"].cpu().numpy()
 
     def scored(self) -> dict[str, float]:
-        """Returns sums over the sequences: nats, and the number of ``tokens``.
+        """Returns sums over the sequences in nats, and the number of ``tokens``.
 
-        ``nll`` and, under another sequence's z, ``nll_other`` (nan where there is no other); ``kl``
-        and its floor (nan without a density).
+        They are ``nll`` and, given another sequence's z, ``nll_other`` (nan if there is no other);
+        ``kl`` and ``kl_floor`` (nan without a density).
         """
         other, floor = self._posterior.get("nll_other"), self._posterior.get("kl_floor")
         dense, rows = self.has_density, int(self._informed().sum())
@@ -222,9 +222,10 @@ class PosteriorRecorder(Recorder):
 def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
     """Adds sums over the sequences of a pass.
 
-    ``samples``: a line an inner ``step``, before it, and one for the ``scored`` ``sample``;
-    ``vectors``: a line a latent vector with its ``kl``; ``coordinates``: a line a coordinate with
-    mu (``mean``), mu^2 (``square``) and sigma^2 (``variance``, nan where q has no density).
+    ``samples`` has a line for the state before each inner ``step``, and one for the ``scored``
+    ``sample``; ``vectors`` a line for each latent vector with its ``kl``; ``coordinates`` a line
+    for each coordinate with mu (``mean``), mu^2 (``square``) and sigma^2 (``variance``, nan if q
+    has no density).
     """
     mean = recorder.rows("mean")  # (rows, Z, D)
     rows, vectors, width = mean.shape
@@ -255,7 +256,7 @@ def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
 
 
 def _whole_norms(norms: np.ndarray) -> np.ndarray:
-    """Returns the norms (steps,) of sequences' whole gradients, summed, from (steps, rows, Z)."""
+    """Sums the norms of the full gradients of sequences, from (steps, rows, Z) to (steps,)."""
     return np.sqrt(np.square(norms).sum(axis=2)).sum(axis=1)
 
 
@@ -263,22 +264,22 @@ def _whole_norms(norms: np.ndarray) -> np.ndarray:
 
 
 def _summed(table: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """Returns sums over the lines that agree in some columns; nan where one of them is nan."""
+    """Sums the lines that agree in some columns; nan propagates."""
     return table.groupby(list(by), as_index=False).sum(skipna=False)
 
 
 def inner_steps(findings: Findings) -> pd.DataFrame:
-    """Returns a table with one line an inner step, and a last one for the scored sample.
+    """Returns a table with a line for each inner step, and a last one for the scored sample.
 
-    ``elbo`` (eq. 5), ``nll`` and ``kl`` are nats per token, corpus-level quotients as in reported
-    losses. Line t is what inference saw before step t (from 0), at its own sample; the last one,
-    ``scored``, is after all steps, at a sample with noise that inference has not seen.
-    ``mean_gradient`` and ``log_variance_gradient`` are 2-norms of a sequence's gradient of -ELBO in
-    nats with respect to mu and log sigma^2, all of its latent vectors together; means over
-    sequences. For a chain the former is the gradient of -log p(z, x) at z; without a density
-    ``elbo``, ``kl`` and the other gradient are nan. For the scored sample only: ``nll_other`` under
-    z of another sequence of the batch, and ``kl_floor``, the KL divergence of inference from a text
-    that z says nothing of (``latent_thought.posterior.divergence_floor``).
+    ``elbo`` (eq. 5), ``nll`` and ``kl`` are in nats per token, corpus-level quotients as in
+    reported losses. Line t is the state before step t (from 0), at the sample of that step; the
+    last line, ``scored``, is the state after all steps, at a sample with noise that inference has
+    not used. ``mean_gradient`` and ``log_variance_gradient`` are means over sequences of the
+    2-norms of the gradient of -ELBO in nats with respect to mu and log sigma^2 of all latent
+    vectors of a sequence. For a chain the former is the gradient of -log p(z, x) at z; without a
+    density ``elbo``, ``kl`` and the other gradient are nan. The scored sample alone has
+    ``nll_other``, given z of another sequence of the batch, and ``kl_floor``, the KL divergence of
+    inference from a text that is independent of z (``latent_thought.posterior.divergence_floor``).
     """
     table = _summed(findings["samples"], "step", "sample")
     for name in ("nll", "kl", *SCORED):
@@ -296,13 +297,13 @@ def has_density(findings: Findings) -> bool:
 
 
 def layers(findings: Findings) -> pd.DataFrame:
-    """Returns a table with one line a layer; empty where posteriors have no density.
+    """Returns a table with a line for each layer; empty if posteriors have no density.
 
-    ``kl`` in nats per token adds up to the KL divergence of the whole posterior.
-    ``active_vectors``: latent vectors whose KL divergence, a mean over sequences, is above
-    ``ACTIVE_KL``. ``active_coordinates``: coordinates u with Var_x(E_q(u|x)[u]) above
-    ``ACTIVE_VARIANCE`` (Burda et al. 2016); nan for fewer than two sequences. A collapsed posterior
-    has neither. Layers count from 1; latent vectors that all layers read are one line.
+    ``kl`` in nats per token sums to the KL divergence of the whole posterior. ``active_vectors``
+    counts latent vectors whose KL divergence, averaged over sequences, is above ``ACTIVE_KL``, and
+    ``active_coordinates`` coordinates u with Var_x(E_q(u|x)[u]) above ``ACTIVE_VARIANCE`` (Burda et
+    al. 2016), nan for fewer than two sequences. A collapsed posterior has neither. Layers count
+    from 1; latent vectors that all layers read are one line.
     """
     if not has_density(findings):
         return pd.DataFrame()
@@ -332,11 +333,11 @@ def layers(findings: Findings) -> pd.DataFrame:
 
 
 def latents(findings: Findings) -> pd.DataFrame:
-    """Returns a table with one line a latent vector, means over sequences.
+    """Returns a table with a line for each latent vector, means over sequences.
 
-    ``layer`` from 1, ``vector`` from 0, its ``kl`` in nats per sequence, ``mean_norm``, the 2-norm
-    of its posterior mean, and ``variance``, sigma^2 averaged over its coordinates; ``kl`` and
-    ``variance`` are nan where posteriors have no density.
+    The columns are ``layer`` from 1, ``vector`` from 0, its ``kl`` in nats per sequence,
+    ``mean_norm``, the 2-norm of its posterior mean, and ``variance``, sigma^2 averaged over its
+    coordinates; ``kl`` and ``variance`` are nan if posteriors have no density.
     """
     table = _summed(findings["vectors"], "layer", "vector")
     table["kl"] /= _sequences(findings)
@@ -348,10 +349,10 @@ def latents(findings: Findings) -> pd.DataFrame:
 
 
 def coordinates(findings: Findings) -> pd.DataFrame:
-    """Returns a table with one line a coordinate of the latent vectors.
+    """Returns a table with a line for each coordinate of the latent vectors.
 
-    ``layer`` from 1, ``vector`` and ``coordinate`` within it from 0, ``mean`` (mu) and ``variance``
-    (sigma^2, nan where posteriors have no density); both are means over sequences.
+    The columns are ``layer`` from 1, ``vector`` and ``coordinate`` within it from 0, ``mean`` (mu)
+    and ``variance`` (sigma^2, nan if posteriors have no density), means over sequences.
     """
     table = _summed(findings["coordinates"], "layer", "coordinate")
     width = len(table) // findings["vectors"]["vector"].nunique()
@@ -367,12 +368,12 @@ def _sequences(findings: Findings) -> float:
 
 
 def sweep(findings: Findings) -> pd.DataFrame:
-    """Returns a table with one line a number of inner steps, from the lowest; empty without any.
+    """Returns a table with a line for each number of inner steps, ascending; empty without a sweep.
 
-    ``loss`` is what ``val/loss`` would be of the same sequences: NLL + KL, a bound, or where there
-    is no density NLL alone, which is none; it, ``nll`` and ``kl`` are nats per token at the scored
-    sample, ``nll_other`` and ``kl_floor`` as in :func:`inner_steps`. ``flops_per_token`` are those
-    of scoring, inference included.
+    ``loss`` is ``val/loss`` of the same sequences: NLL + KL, a bound, or NLL without a density,
+    which is no bound. ``loss``, ``nll`` and ``kl`` are in nats per token at the scored sample,
+    ``nll_other`` and ``kl_floor`` as in :func:`inner_steps`. ``flops_per_token`` is the cost of
+    scoring, inference included.
     """
     lines = findings["sweep"]
     if not len(lines):
@@ -396,8 +397,8 @@ def posterior_report(findings: Findings) -> AnalysisReport:
     nats per token at the scored sample; ``last_step/mean_gradient`` and
     ``last_step/log_variance_gradient``, see :func:`inner_steps`; ``layer_<l>/kl``, and
     ``active_coordinates`` and ``active_vectors`` of a layer or of all, see :func:`layers`;
-    ``variance/mean`` and ``variance/<quantile>``, over the coordinates whose variance is finite and
-    above 0; ``sweep/steps_<n>``: nats per token with n inner steps, see :func:`sweep`.
+    ``variance/mean`` and ``variance/<quantile>`` over the coordinates with a finite, positive
+    variance; ``sweep/steps_<n>``, nats per token with n inner steps, see :func:`sweep`.
     """
     steps, by_layer, points = inner_steps(findings), layers(findings), sweep(findings)
     tables = {
@@ -452,7 +453,7 @@ def inner_steps_figure(tables: Tables) -> Any:
 
 
 def layers_figure(tables: Tables) -> Any:
-    """Draws the KL divergence of each layer, and which share of its latents is active."""
+    """Draws the KL divergence of each layer, and the share of its latents that is active."""
     by_layer = tables["layers"]
     figure, (kl, active) = panels(10, 3.6, 2)
     draw_bars(kl, by_layer, "layer", {"kl": (None, BLUE)})
@@ -461,7 +462,7 @@ def layers_figure(tables: Tables) -> Any:
     draw_bars(active, by_layer.assign(**shares), "layer", shown)
     active.set_ylim(0, 1.25)  # room for the legend
     finish(kl, "layer", "KL (nats per token)", whole=True)
-    finish(active, "layer", "share that is active", whole=True, ncols=2, loc="upper left")
+    finish(active, "layer", "active share", whole=True, ncols=2, loc="upper left")
     return figure
 
 

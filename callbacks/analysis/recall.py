@@ -1,4 +1,4 @@
-"""How often the answers within a text are predicted, by distance or by difficulty."""
+"""Accuracy of the answers within a text, by distance or by difficulty."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ FIRST_AND_LAST_WORD = r"(?P<key>\w+).*\b(?P<answer>\w+)"
 
 
 class RecallAnalysis(Analysis):
-    """Shows how many answers within texts are predicted, by distance or by level.
+    """Measures the accuracy of answers within texts, by distance or by level.
 
-    Every match of ``pattern`` may be a question, whose ``answer`` is right if every token of it is
+    Every match of ``pattern`` may be a question, whose ``answer`` is right if each of its tokens is
     the most likely one. Questions are grouped in one of two ways:
 
     - ``key``, in models that read sentences: the first sentence of a document about a key states a
-      fact; each later one is a question, at a distance of as many sentences.
-    - ``level``, in models that read windows: the text says how hard the question is, by a number or
-      by as many characters.
+      fact; each later one is a question, at the distance in sentences.
+    - ``level``, in models that read windows: the text gives the difficulty of the question, as a
+      number or by the number of characters.
 
     Scalars are ``recall/accuracy`` and ``recall/nats`` (of an answer, all its tokens) over all
     questions, and with a memory of M sentences ``recall/within_memory`` and
@@ -48,11 +48,11 @@ class RecallAnalysis(Analysis):
         num_batches: Number of validation batches to analyse.
         every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
             of the verb validate.
-        pattern: Regular expression with the groups ``answer`` and either ``key`` or ``level``. It
-            is searched for in the text of each sentence (``key``), or everywhere in a window. By
-            default the first and the last word of a sentence are its key and answer.
-        dial: Field of the model's config, e.g. ``thinking_steps``: the answers are also predicted
-            with each of ``values`` (table ``dial``). Models without this field are not varied.
+        pattern: Regular expression with the groups ``answer`` and either ``key`` or ``level``, for
+            the text of each sentence (``key``) or of a window (``level``). By default the first and
+            the last word of a sentence are its key and answer.
+        dial: Field of the model's config, e.g. ``thinking_steps``; the answers are also predicted
+            with each of ``values`` (table ``dial``). It is ignored by models without this field.
         values: Values of ``dial``.
 
     Raises:
@@ -76,7 +76,7 @@ class RecallAnalysis(Analysis):
         try:
             self._pattern = re.compile(pattern, re.DOTALL)
         except re.error as error:
-            raise ValueError(f"pattern ({pattern}) is no regular expression: {error}") from error
+            raise ValueError(f"pattern ({pattern}) is not a regular expression: {error}") from error
         groups = self._pattern.groupindex.keys()
         missing = {"answer"} - groups or ({"key"} if not groups & {"key", "level"} else set())
         if missing:
@@ -132,12 +132,12 @@ class RecallAnalysis(Analysis):
     def _distances(self, tokenizer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any]]:
         """Yields the distance of each question in a batch of sentences, and its answer's slots."""
         tokens = batch["tokens"].cpu().numpy()
-        words = batch["lexical"].sum(dim=-1).cpu().numpy()  # (B, S), words of each sentence
+        lengths = batch["lexical"].sum(dim=-1).cpu().numpy()  # (B, S), words of each sentence
         for row in range(len(tokens)):
             stated: dict[str, int] = {}
-            for sentence in np.flatnonzero(words[row]):
-                # slot 0 is BOS: slot u predicts word u, which stands in slot u + 1
-                ids = tokens[row, sentence, 1 : 1 + words[row, sentence]].tolist()
+            for sentence in np.flatnonzero(lengths[row]):
+                # slot 0 is BOS: slot u predicts word u, which is in slot u + 1
+                ids = tokens[row, sentence, 1 : 1 + lengths[row, sentence]].tolist()
                 texts = _texts(tokenizer, ids, begins=sentence == 0)
                 match = self._pattern.search("".join(texts))
                 if match is None:
@@ -182,14 +182,14 @@ class RecallAnalysis(Analysis):
 
 
 def _texts(tokenizer: Any, ids: list[int], *, begins: bool) -> list[str]:
-    """Returns the text of each token; of numbers with a space, where there is no tokenizer."""
+    """Returns the text of each token, or its id and a space without a tokenizer."""
     if tokenizer is None:
         return [f"{i} " for i in ids]
     return ["" if text == PART else text for text in pieces(tokenizer, ids, begins=begins)]
 
 
 def _covering(texts: list[str], start: int, stop: int) -> np.ndarray:
-    """Returns which texts of a joined sequence reach into its characters [start, stop)."""
+    """Returns the indices of the texts that overlap the characters [start, stop) of their join."""
     ends = np.cumsum([len(text) for text in texts])
     begins = ends - [len(text) for text in texts]
     return np.flatnonzero((begins < stop) & (ends > start))
@@ -200,7 +200,7 @@ def accuracies(questions: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
     Args:
         questions: Lines with the columns ``by``, ``right`` and ``nats``.
-        by: Columns that lines are grouped by.
+        by: Columns to group lines by.
     """
     grouped = questions.groupby(by)
     table = grouped[["right", "nats"]].mean().rename(columns={"right": "accuracy"})

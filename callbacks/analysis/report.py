@@ -1,4 +1,4 @@
-"""Reports of analyses: scalars, tables and figures, and the files they become."""
+"""Reports of analyses: scalars, tables and figures, and their files."""
 
 import io
 import math
@@ -17,12 +17,12 @@ DPI = 120
 BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d97b29", "#3f9c6b", "#8a8f98"
 
 Shown = Mapping[str, tuple[str | None, Any]]
-"""Columns that a figure shows, each with its label (None: not in the legend) and its colour."""
+"""Columns of a figure with their labels, or None for columns outside the legend, and colours."""
 
 
 Tables = Mapping[str, pd.DataFrame]
 Draw = Callable[[Tables], Any]
-"""Draws a matplotlib figure from tables by name, as an analysis records them."""
+"""Function that draws a matplotlib figure from the tables of an analysis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class AnalysisReport:
     """Report of an analysis at one step."""
 
     scalars: Mapping[str, float] = field(default_factory=dict)
-    """By tag; those that are not finite are left out."""
+    """Scalars by tag; ones that are not finite are left out."""
     tables: Tables = field(default_factory=dict)
-    """By name; those without a line are left out."""
+    """Tables by name; empty ones are left out."""
     figures: Mapping[str, Draw] = field(default_factory=dict)
-    """Functions of the tables, by name; left out where the table of that name has no line."""
+    """Functions of the tables, by name; left out if the table of that name is empty."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Other files, by name."""
+    """Content of other files, by name."""
     markdown: Mapping[str, str] = field(default_factory=dict)
     """Texts for TensorBoard, by tag."""
 
@@ -54,7 +54,7 @@ class AnalysisReport:
         }
 
     def files(self) -> dict[str, str]:
-        """Returns all text files by name: ``scalars.csv``, a CSV file a table, the other texts."""
+        """Returns all text files by name: ``scalars.csv``, a CSV file for each table, and texts."""
         tables = dict(self.tables)
         if self.scalars:
             scalars = pd.Series(self.finite, dtype=np.float64)
@@ -63,9 +63,9 @@ class AnalysisReport:
         return {**written, **self.texts}
 
     def write(self, folder: Path, prefix: str, drawn: Mapping[str, Any]) -> None:
-        """Writes all files as ``<folder>/<prefix><name>``, each whole or not at all.
+        """Writes all files as ``<folder>/<prefix><name>``, each atomically.
 
-        The folder is made if there is none; drawn figures are written as PNG.
+        The folder is created if necessary; drawn figures are written as PNG.
 
         Raises:
             OSError: If a file cannot be written.
@@ -78,20 +78,20 @@ class AnalysisReport:
 
 
 def as_csv(table: pd.DataFrame) -> str:
-    """Returns a table as CSV: numbers of 6 digits, an empty field where one is not finite."""
+    """Returns a table as CSV with 6 digits; values that are not finite are empty fields."""
     # columns of objects would be written with all their digits
     finite = table.infer_objects().replace([math.inf, -math.inf], math.nan)
     return finite.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def scalars_of(table: pd.DataFrame, tag: str, names: Iterable[str]) -> dict[str, float]:
-    """Returns one scalar for each line of a table and each of some columns.
+    """Returns a scalar for each line of a table and each of some columns.
 
     Args:
-        table: One of an analysis.
+        table: Table of an analysis.
         tag: Format of the tags with ``{name}``, the column, and any column of the line, such as
             ``layer_{layer}/{name}``.
-        names: Columns to take values from.
+        names: Columns with the values.
     """
     return {
         tag.format(name=name, **line): line[name]
@@ -118,15 +118,15 @@ def as_pixels(figure: Any) -> np.ndarray:
 
 
 def as_tiles(figure: Any) -> list[np.ndarray]:
-    """Returns a figure as one image a column of panels, uint8 (height, width, 3), left to right.
+    """Splits a figure into an image for each column of panels, uint8 (height, width, 3).
 
-    Loggers show images in narrow tiles, in which a row of panels could not be read.
+    Loggers show images in narrow tiles, in which a whole row of panels would be illegible.
     """
     pixels = as_pixels(figure)
     columns: dict[int, list[Any]] = {}
     for ax in figure.axes:
         spec = ax.get_subplotspec()
-        # a colour bar has no place in the grid, and belongs to the panel on its left
+        # a colour bar is outside the grid, and belongs to the panel on its left
         column = max(columns, default=0) if spec is None else spec.colspan.start
         columns.setdefault(column, []).append(ax.get_tightbbox())
     boxes = [columns[column] for column in sorted(columns)]
@@ -139,14 +139,14 @@ def as_tiles(figure: Any) -> list[np.ndarray]:
 
 
 def say_step(figure: Any, step: int) -> None:
-    """Writes at the foot of a figure after how many optimiser steps it was made."""
+    """Writes the number of optimiser steps at the bottom of a figure."""
     figure.supxlabel(f"after {step:,} optimiser steps", fontsize=7, x=0.99, ha="right")
 
 
 def panels(
     width: float, height: float, columns: int, rows: int = 1, **options: Any
 ) -> tuple[Any, list[Any]]:
-    """Returns a figure, drawn without pyplot and its global state, and its axes row by row.
+    """Creates a figure without pyplot and its global state; returns it and its axes row by row.
 
     Width and height are in inches; ``options`` go to ``Figure.subplots``.
     """
@@ -169,7 +169,7 @@ def draw_lines(ax: Any, table: pd.DataFrame, x: str, shown: Shown, style: str = 
 
 
 def draw_bars(ax: Any, table: pd.DataFrame, x: str, shown: Shown) -> None:
-    """Draws columns of a table as groups of bars over its column ``x``; nan has no height."""
+    """Draws columns of a table as groups of bars over its column ``x``; nan has height 0."""
     width = 0.8 / len(shown)
     for i, (name, (label, color)) in enumerate(shown.items()):
         center = table[x] + width * (i - (len(shown) - 1) / 2)
@@ -177,9 +177,9 @@ def draw_bars(ax: Any, table: pd.DataFrame, x: str, shown: Shown) -> None:
 
 
 def finish(ax: Any, x: str, y: str = "", *, whole: bool = False, **legend: Any) -> None:
-    """Labels an axis, ``whole`` if x has whole numbers, with a legend where there are labels.
+    """Labels the axes of a panel and adds a legend if there are labels; ``whole`` for integer x.
 
-    A panel in which nothing is drawn says so.
+    An empty panel gets the text "no values".
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -194,7 +194,7 @@ def finish(ax: Any, x: str, y: str = "", *, whole: bool = False, **legend: Any) 
 
 
 def _is_empty(ax: Any) -> bool:
-    """Returns whether nothing is drawn in a panel, or nothing that is finite."""
+    """Returns whether a panel has no finite data."""
     drawn = any(np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any() for line in ax.lines)
     return not (drawn or ax.patches or ax.collections or ax.images)
 

@@ -1,17 +1,17 @@
-"""Steps of a pondering model by token, and what each step gains (PonderLM-3).
+"""Steps of a pondering model by token, and the gain of each step (PonderLM-3).
 
 The paper is *PonderLM-3: Adaptive Token-Wise Pondering with Differentiable Masking* (arXiv
 2603.02023).
 
 =============================================  =====================================================
-paper                                          where
+paper                                          code
 =============================================  =====================================================
 Fig. 4 (a), utility by difficulty              ``utility``
 Fig. 4 (b), step-0 loss by executed steps      ``steps``
 Fig. 5, counterfactual alpha                   ``sweep``
-Fig. 8, convergence of Jacobi iterations       ``convergence``, the file next to this one
+Fig. 8, convergence of Jacobi iterations       ``convergence`` in ``convergence.py``
 Table 3, steps of single tokens                ``tokens``
-Table 4, steps within words                    ``words``, another file next to this one
+Table 4, steps within words                    ``words`` in ``words.py``
 =============================================  =====================================================
 """
 
@@ -67,21 +67,21 @@ from callbacks.trainer_state import tokenizer_of
 DIAL = "alpha"
 """Field of a configuration that the sweep changes."""
 BUCKETS = {"easy": GREEN, "medium": BLUE, "hard": ORANGE}
-"""Thirds of the tokens by their difficulty, with their colours."""
+"""Thirds of the tokens by difficulty, with their colours."""
 ALL = "all"
 
 TEXT_TOKENS = 96  # of the figure of a single text
 
 
 class StepAllocation(Analysis):
-    """Shows where a pondering model spends its steps, and what they are good for (PonderLM-3).
+    """Analyses where a pondering model spends its steps, and their utility (PonderLM-3).
 
     After validations it scores the first batches once more and reports, over all tokens with a
-    target: how many steps they execute, single tokens (Table 3) and tokens within and at the end of
-    words (Table 4) too; how difficult tokens are by their steps, and the marginal utility of each
-    step by difficulty (Fig. 4). At the verb validate, or in training as often as asked, it also
-    scores the batches with other alphas (Fig. 5), and follows Jacobi iterations to the fixed point
-    (Fig. 8).
+    target, the number of executed steps, also of single tokens (Table 3) and of tokens within and
+    at the end of words (Table 4); the difficulty of tokens by their steps, and the marginal utility
+    of each step by difficulty (Fig. 4). In the verb validate, or in training as often as
+    configured, it also scores the batches with other alphas (Fig. 5), and follows Jacobi iterations
+    to the fixed point (Fig. 8).
 
     Scalars are ``steps/...``, see ``step_report``; files are in ``step_allocation``. Tables for
     which a model lacks alpha, iterations or a router are left out. ``callbacks.analysis`` describes
@@ -92,14 +92,14 @@ class StepAllocation(Analysis):
         num_batches: Number of validation batches to analyse.
         every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
             of the verb validate.
-        tokens: Texts whose steps are listed if the tokenizer has one token for them.
-        top_tokens: Number of most frequent tokens that are also listed.
-        alphas: Shifts of the router to score the same batches with besides 0, or none. Each costs
-            as much as a validation of the batches.
+        tokens: Texts to list with their steps if they are a single token.
+        top_tokens: Number of most frequent tokens to list, too.
+        alphas: Shifts of the router at which to score the same batches besides 0, or none. Each
+            costs as much as a validation of the batches.
         sweep_every_n_validations: Score with the alphas and follow iterations at every n-th
             validation of a training that is analysed. If 0, only at the verb validate.
         convergence_rows: Number of rows of the first batch whose iterations are followed.
-        convergence_tokens: Number of tokens of each of these rows, from its first. The fixed point
+        convergence_tokens: Number of tokens of each of these rows, the first ones. The fixed point
             takes K + 1 forward steps for each.
         convergence_iterations: Number of iterations to follow.
     """
@@ -175,9 +175,9 @@ class StepAllocation(Analysis):
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
         """Returns ``tokens`` in the text's order, and ``steps``, see :func:`steps`.
 
-        Of a token: ``place`` from 0, ``id``, ``text``, ``executed`` steps, its ``first`` and
-        ``last`` loss in nats (nan without a target) and, where there is a router, ``w_0`` to
-        ``w_K``, the probability that it takes that many steps or more.
+        The columns of ``tokens`` are ``place`` from 0, ``id``, ``text``, ``executed`` steps, the
+        ``first`` and ``last`` loss in nats (nan without a target) and, with a router, ``w_0`` to
+        ``w_K``, the probabilities of at least that many steps.
         """
         return AnalysisReport(
             tables={"tokens": findings["shown"], "steps": steps(findings["tokens"])},
@@ -185,7 +185,7 @@ class StepAllocation(Analysis):
         )
 
     def _listed(self, findings: Findings, tokenizer: Any) -> dict[int, str]:
-        """Returns the texts of the named tokens, then of the most frequent ones, by id."""
+        """Returns the texts of the named tokens, followed by the most frequent ones, by id."""
         texts = self.tokens if tokenizer is not None else ()
         encoded = [(tokenizer.encode(text), text) for text in texts]
         named = {int(ids[0]): text for ids, text in encoded if len(ids) == 1}
@@ -199,32 +199,32 @@ class StepAllocation(Analysis):
 
 
 class StepRecorder(Recorder):
-    """Keeps what one pass through a batch records about steps; the last record of each counts."""
+    """Records the steps of one pass through a batch; the last record of a statistic counts."""
 
     def __init__(self) -> None:
         super().__init__("thinking_steps", "depth_losses", "router")
 
     @property
     def executed(self) -> np.ndarray | None:
-        """int64 (B, T), additional steps that tokens take; None if the model records none."""
+        """Additional steps of tokens, int64 (B, T), or None if the model records none."""
         executed = self.latest("thinking_steps").get("executed")
         return None if executed is None else executed.cpu().numpy()
 
     @property
     def losses(self) -> np.ndarray | None:
-        """float64 (B, T, K+1): cross-entropy in nats, had the token stopped after i steps."""
+        """Cross-entropy in nats if a token stopped after i steps, float64 (B, T, K+1)."""
         losses = self.latest("depth_losses").get("losses")
         return None if losses is None else as_float64(losses)
 
     @property
     def tail(self) -> np.ndarray | None:
-        """float64 (B, T, K+1), w; None if the model has no router."""
+        """Probabilities w of the router, float64 (B, T, K+1), or None without a router."""
         log_tail = self.latest("router").get("log_tail")
         return None if log_tail is None else np.exp(as_float64(log_tail))
 
 
 def targets_of(batch: dict[str, Any]) -> np.ndarray:
-    """Returns bool (B, T): where something is predicted."""
+    """Returns bool (B, T), true for positions with a target."""
     targets: Tensor = batch["targets"]
     return (targets >= 0).cpu().numpy()
 
@@ -234,13 +234,13 @@ def collect_tokens(
 ) -> None:
     """Adds the tokens of a batch.
 
-    ``tokens`` has a line a token with a target, so that each is counted once where windows overlap:
-    ``id``, ``executed``, ``loss_0`` to ``loss_K`` in nats, ``expected`` steps, the sum of w, where
-    there is a router and, where there is a tokenizer, its ``place`` in a word. ``texts`` has what
-    an ``id`` stood for, ``shown`` the real tokens of the first row.
+    ``tokens`` has a line for each token with a target, so that tokens of overlapping windows count
+    once: ``id``, ``executed``, ``loss_0`` to ``loss_K`` in nats, with a router ``expected`` steps
+    (the sum of w), and with a tokenizer the ``place`` in a word. ``texts`` has the text of each
+    ``id``, ``shown`` the real tokens of the first row.
 
-    The batch has ``tokens`` and ``targets`` (B, T), and ``mask`` where rows are padded. Without a
-    tokenizer nothing is said about texts.
+    The batch has ``tokens`` and ``targets`` (B, T), and ``mask`` if rows are padded. Without a
+    tokenizer there are no texts.
     """
     assert recorder.executed is not None
     assert recorder.losses is not None
@@ -258,7 +258,7 @@ def collect_tokens(
 def _collect_texts(
     findings: Findings, batch: dict[str, Any], recorder: StepRecorder, tokenizer: Any
 ) -> np.ndarray:
-    """Adds ``texts`` and ``shown``; returns int8 (B, T), where tokens stand in words."""
+    """Adds ``texts`` and ``shown``; returns the positions of tokens in words, int8 (B, T)."""
     ids, has_target = batch["tokens"].cpu().numpy(), targets_of(batch)
     positions = np.zeros(ids.shape, dtype=np.int8)
     special = set(getattr(tokenizer, "special_ids", ()))
@@ -287,7 +287,7 @@ def _shown_row(
     texts: Sequence[str],
     recorder: StepRecorder,
 ) -> pd.DataFrame:
-    """Returns ``place``, ``id``, ``text``, ``executed``, first and last loss, and w of a row."""
+    """Returns ``place``, ``id``, ``text``, ``executed``, ``first``, ``last`` and w of a row."""
     assert recorder.executed is not None
     assert recorder.losses is not None
     losses = np.where(has_target[:, None], recorder.losses[row], np.nan)[real]
@@ -312,10 +312,8 @@ def collect_sweep(
 ) -> None:
     """Adds ``alpha``, ``executed`` and ``loss`` in nats of the tokens with a target to ``sweep``.
 
-    And, at alpha 0, their ``step0_loss`` to ``difficulty``.
-
-    ``log_prob`` (B, T) has the log-probabilities of the targets in nats. The recorder has losses at
-    alpha 0.
+    At alpha 0 it also adds their ``step0_loss`` to ``difficulty``. ``log_prob`` (B, T) has the
+    log-probabilities of the targets in nats. The recorder needs losses at alpha 0.
     """
     assert recorder.executed is not None
     chosen = targets_of(batch)
@@ -331,20 +329,20 @@ def collect_sweep(
 
 
 def mean(values: Any) -> float:
-    """Returns the float64 mean of numbers or truth values; nan of none."""
+    """Returns the float64 mean of numbers or booleans; nan if there are none."""
     return float(np.mean(np.asarray(values), dtype=np.float64)) if len(values) else math.nan
 
 
 def _most(table: pd.DataFrame) -> int:
-    """Returns K, the most additional steps that a token may take."""
+    """Returns K, the maximum number of additional steps of a token."""
     return len(table.filter(regex=r"^loss_\d+$").columns) - 1
 
 
 def steps(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with one line a number of executed steps, 0..K.
+    """Returns a table with a line for each number of executed steps, 0..K.
 
-    ``tokens`` and their ``share`` of all; ``step0_loss`` is the mean l_t of those tokens (Fig. 4 b)
-    and ``loss`` that after all their steps, in nats; nan where there are none.
+    The columns are the number of ``tokens`` and their ``share``, ``step0_loss``, the mean l_t of
+    these tokens (Fig. 4 b), and ``loss`` after all their steps, in nats; nan without tokens.
 
     ``table`` comes from ``collect_tokens``.
     """
@@ -360,10 +358,10 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
-    """Returns a table with one line a token id (Table 3).
+    """Returns a table with a line for each token id (Table 3).
 
-    ``count``, ``mean_steps`` and ``pruned``, the share that executes fewer than K steps; nan where
-    it does not occur.
+    The columns are ``count``, ``mean_steps`` and ``pruned``, the share that executes fewer than K
+    steps; nan for ids that do not occur.
 
     ``table`` comes from ``collect_tokens``; ``texts`` maps ids to their texts, in order.
     """
@@ -379,14 +377,14 @@ def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
 
 
 def frequent(findings: Findings, count: int) -> list[int]:
-    """Returns that many of the ids that occur most often, the most frequent first."""
+    """Returns the ``count`` most frequent ids, the most frequent first."""
     ids, counts = np.unique(findings["tokens"]["id"], return_counts=True)
     order = np.lexsort((ids, -counts))[:count]
     return [int(i) for i in ids[order]]
 
 
 def texts_by_id(findings: Findings) -> dict[int, str]:
-    """Returns the text of each token id when first seen."""
+    """Returns the first text of each token id."""
     texts = findings["texts"]
     first = texts.drop_duplicates("id") if len(texts) else texts
     return dict(zip(first["id"], first["text"], strict=True)) if len(first) else {}
@@ -404,13 +402,12 @@ def buckets(difficulty: Any) -> pd.Categorical:
 
 
 def utility(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with one line a bucket of difficulty l_t (Fig. 4 a); empty if K is 0.
+    """Returns a table with a line for each bucket of difficulty l_t (Fig. 4 a); empty if K is 0.
 
-    ``step_<i>`` is the marginal utility of step i, the mean of CE_(i-1) - CE_i in nats. After the
-    last step that a token executes its loss does not change any more, so steps that are not
-    executed count as 0. ``from`` and ``to`` are the least and the greatest l_t; ``step0_loss`` the
-    mean l_t, ``loss`` that after all steps, ``mean_steps`` of those executed; nan where the bucket
-    is empty.
+    ``step_<i>`` is the marginal utility of step i, the mean of CE_(i-1) - CE_i in nats. The loss of
+    a token does not change after its last executed step, so further steps count as 0. ``from`` and
+    ``to`` are the smallest and the largest l_t, ``step0_loss`` is the mean l_t, ``loss`` the mean
+    loss after all steps, ``mean_steps`` the mean number of executed steps; nan for empty buckets.
 
     ``table`` comes from ``collect_tokens``.
     """
@@ -435,17 +432,17 @@ def utility(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sweep(findings: Findings) -> pd.DataFrame:
-    """Returns a table with one line an alpha and bucket (Fig. 5); empty without a sweep.
+    """Returns a table with a line for each alpha and bucket (Fig. 5); empty without a sweep.
 
-    Buckets, and ``all``, are by difficulty at alpha 0. ``mean_steps``: executed at this alpha;
-    ``loss``: mean, in nats; ``loss_change``: that minus the loss at alpha 0.
+    Buckets, and ``all``, are by difficulty at alpha 0. ``mean_steps`` is the mean number of steps
+    executed at this alpha, ``loss`` the mean in nats, ``loss_change`` its difference to alpha 0.
     """
     lines = findings["sweep"]
     if not len(lines):
         return lines
     bucket = buckets(findings["difficulty"]["step0_loss"])
     tables = []
-    for alpha, part in lines.groupby("alpha"):  # of the same tokens in the same order
+    for alpha, part in lines.groupby("alpha"):  # the same tokens in the same order
         values = part[["executed", "loss"]].astype(np.float64)
         grouped = values.groupby(bucket, observed=False)
         means = grouped.mean().assign(tokens=grouped.size())
@@ -466,13 +463,13 @@ def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport
     """Returns the report of an analysis.
 
     Scalars are below ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
-    that execute fewer than K, of all and of ``words/internal/...`` and ``words/final/...``;
-    ``expected`` steps, the mean over tokens of the sum of w, where there is a router;
+    that execute fewer than K, over all tokens and as ``words/internal/...``, ``words/final/...``;
+    with a router ``expected`` steps, the mean over tokens of the sum of w;
     ``share_<i>`` and ``step0_loss_<i>`` by executed steps, see :func:`steps`;
     ``utility/<bucket>/step_<i>``; ``sweep/alpha_<a>/<bucket>/mean_steps`` and ``.../loss_change``;
     ``convergence/rate`` (L) and ``convergence/r2``.
 
-    ``listed`` has the token ids of Table 3, in their order, and what they stand for.
+    ``listed`` has the token ids of Table 3 in their order, with their texts.
     """
     table = findings["tokens"]
     rmse, noise = rmse_by_iteration(findings["iterations"])
@@ -519,7 +516,7 @@ def _scalars(
 
 
 def steps_figure(tables: Tables) -> Any:
-    """Draws the number of executed steps and the difficulty of their tokens (Fig. 4 b)."""
+    """Draws the distribution of executed steps and the difficulty of their tokens (Fig. 4 b)."""
     table = tables["steps"]
     figure, (shares, losses) = panels(9, 3.6, 2, sharex=True)  # no loss where there are no tokens
     draw_bars(shares, table, "steps", {"share": (None, BLUE)})
@@ -531,7 +528,7 @@ def steps_figure(tables: Tables) -> Any:
 
 
 def text_figure(tables: Tables) -> Any:
-    """Draws the steps of each token of a text, executed and expected, and its losses."""
+    """Draws executed and expected steps of each token of a text, and its losses."""
     shown, most = tables["tokens"].iloc[:TEXT_TOKENS], tables["steps"]["steps"].max()
     figure, (ax, losses) = panels(2 + 0.22 * len(shown), 4.6, 1, 2, sharex=True)
     ax.bar(shown["place"], shown["executed"], 0.8, color=BLUE, label="executed")
@@ -549,14 +546,14 @@ def text_figure(tables: Tables) -> Any:
 
 
 def tokens_figure(tables: Tables) -> Any:
-    """Draws the mean steps of single tokens, and how often they take fewer than K (Table 3)."""
+    """Draws the mean steps of single tokens, and their share with fewer than K (Table 3)."""
     table, most = tables["tokens"], tables["steps"]["steps"].max()
     figure, (number_of_steps, pruned) = panels(9, 1.2 + 0.22 * len(table), 2, sharey=True)
     rows = np.arange(len(table))
     for ax, name, color in ((number_of_steps, "mean_steps", BLUE), (pruned, "pruned", ORANGE)):
         ax.barh(rows, table[name].fillna(0), 0.7, color=color)
     labels = []
-    for line in table.to_dict("records"):  # a space can be seen; without a text it is the id
+    for line in table.to_dict("records"):  # visible spaces, or the id without a text
         text = short_label(line["text"].replace(" ", "\N{OPEN BOX}"))
         labels.append(f"{text or line['id']} ({line['count']})")
     number_of_steps.set_yticks(rows, labels, parse_math=False)
@@ -599,7 +596,7 @@ def sweep_figure(tables: Tables) -> Any:
         ax.axhline(0, color=GREY, linewidth=0.8)
         ax.set_title(f"{name} tokens; numbers are alpha", fontsize=10)
         finish(ax, "mean executed steps of these tokens")
-    axes[0].set_ylabel("loss minus that at alpha 0 (nats per token)")
+    axes[0].set_ylabel("loss minus loss at alpha 0 (nats per token)")
     return figure
 
 

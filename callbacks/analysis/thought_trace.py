@@ -1,17 +1,17 @@
-"""Thoughts of a model along queries, next to the thoughts that the data's steps imply.
+"""Thoughts of a model along queries, compared with the gold thoughts of the data.
 
 The paper is *Latent Reasoning with Supervised Thinking States*.
 
 =============================================  =====================================================
-paper                                          where
+paper                                          code
 =============================================  =====================================================
 Fig. 4, thoughts within the query              ``thought_report``: ``text.txt``
 Sec. 3.3, rounds and trivial states            ``rounds``, ``summary``
-Sec. 4.5, where reasoning goes wrong           ``chunks``, ``thoughts``
+Sec. 4.5, position of errors                   ``chunks``, ``thoughts``
 =============================================  =====================================================
 
-A thought is right if it is the gold one token by token. The model thinks for itself all along the
-query, so after a wrong thought later ones may be wrong in consequence; the first wrong one is not.
+A thought is right if it equals the gold thought token by token. The model reads its own thoughts
+along the query, so a wrong thought may cause later ones to be wrong, but not the first wrong one.
 """
 
 import math
@@ -56,19 +56,19 @@ CHUNK_COLUMNS = {
     "order": "int64",
     "length": "int64",
 }
-"""Columns of a chunk's line and their types, which a table without lines does not show."""
+"""Columns of a chunk's line and their types, for tables without lines."""
 
 
 class ThoughtTrace(Analysis):
-    """Shows the thoughts of a model along queries, next to the thoughts of the data's steps.
+    """Compares the thoughts of a model along queries with the gold thoughts of the data.
 
-    After validations it scores the first batches once more, the model thinking for itself, and
-    reports: the share of chunks whose thought is the gold one, of all and by chunk; where the first
-    wrong thought is; the number of chunks without a thought, of the model and of the gold; the
-    number of rounds of reading a query; and all of these by group of queries. A few queries are
-    written out with their thoughts where they are thought (Thinking States, Fig. 4).
+    After validations it scores the first batches once more with the model's thoughts and reports
+    the share of chunks with the gold thought, overall and by chunk; the position of the first wrong
+    thought; the number of chunks without a thought, for the model and the gold; the number of
+    rounds of reading a query; and all of these by group of queries. A few queries are printed with
+    their thoughts inserted (Thinking States, Fig. 4).
 
-    Scalars are ``thoughts/...``, see ``summary``; files are in ``thought_trace``, queries in
+    Scalars are ``thoughts/...``, see ``summary``; files are in ``thought_trace``, and queries in
     TensorBoard, too. Queries without known steps count for rounds and trivial thoughts only.
     ``callbacks.analysis`` describes what all analyses share.
 
@@ -77,7 +77,7 @@ class ThoughtTrace(Analysis):
         num_batches: Number of validation batches to analyse.
         every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
             of the verb validate.
-        shown_rows: Number of queries that are written out.
+        shown_rows: Number of queries to print.
 
     Raises:
         ValueError: If a number is too low.
@@ -115,10 +115,10 @@ class ThoughtTrace(Analysis):
         return thought_report(findings, self.shown_rows, group_name)
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
-        """Returns ``thoughts``: a line a chunk of the query.
+        """Returns ``thoughts``, a line for each chunk of the query.
 
-        ``chunk`` from 0, its ``text``, the ``thought`` after it as text, empty for none, and its
-        ``length`` in tokens; what is left of the query after the last chunk is a line, too.
+        The columns are ``chunk`` from 0, its ``text``, the text of the ``thought`` after it, empty
+        for none, and its ``length`` in tokens; the rest of the query is a line, too.
         """
         query = findings["shown"].iloc[0]
         lengths = findings["chunks"]["length"].tolist() if "chunks" in findings else []
@@ -140,14 +140,13 @@ def collect_thoughts(
     tokenizer: Any,
     shown: int,
 ) -> None:
-    """Adds the queries of a batch; rows that only fill it up are left out.
+    """Adds the queries of a batch, without padding rows.
 
-    ``queries`` has a line a query, ``chunks`` a line a chunk (see ``query_tables``), and ``shown``
-    a line a query that is written out, see ``written_out``.
+    ``queries`` has a line for each query, ``chunks`` a line for each chunk (see ``query_tables``),
+    and ``shown`` a line for each printed query, see ``written_out``.
 
-    ``gold`` thoughts have the same chunks as the model's ``predicted`` ones, and are None if the
-    model does not say. Without a tokenizer nothing is written out, else up to ``shown`` queries in
-    all.
+    ``gold`` thoughts have the same chunks as the ``predicted`` ones, and are None if the model
+    records none. Up to ``shown`` queries in total are printed, or none without a tokenizer.
     """
     for row, thinking in enumerate(predicted):
         if not bool((batch["targets"][row] >= 0).any()):
@@ -168,14 +167,15 @@ def query_tables(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Returns the line of a query, and the lines of its chunks.
 
-    Of the query: ``group``; ``rounds``; whether gold thoughts are ``known``; ``nontrivial``, its
-    chunks with a thought; ``first_wrong``, the chunk of its first wrong thought, nan for none.
-    Of a chunk: ``group``; its number ``chunk`` from 0; ``known``; whether it is ``trivial``
-    (nothing is thought) and ``gold_trivial``; whether the thought is ``right``; ``order`` of the
-    gold thought in the query, from 1, 0 for none; ``length`` of the thought in tokens.
+    The query has ``group``; ``rounds``; ``known``, whether it has gold thoughts; ``nontrivial``,
+    the number of chunks with a thought; ``first_wrong``, the chunk of the first wrong thought, nan
+    for none. A chunk has ``group``; its index ``chunk``; ``known``; ``trivial`` and
+    ``gold_trivial``, whether it has no thought; ``right``, whether the thought is right; ``order``,
+    the position of the gold thought in the query from 1, or 0 for none; ``length`` of the thought
+    in tokens.
 
-    ``gold`` is None where the data know no steps; ``group`` is what queries are grouped by, e.g.
-    the number of operations.
+    ``gold`` is None if the data have no steps; ``group`` is a property of the query, e.g. its
+    number of operations.
     """
     lines, order, first_wrong = [], 0, math.nan
     for chunk, (mine, theirs) in enumerate(
@@ -203,13 +203,13 @@ def query_tables(
 def written_out(
     tokenizer: Any, ids: Sequence[int], predicted: Sequence[Thought], gold: Sequence[Thought] | None
 ) -> dict[str, Any]:
-    """Returns a query with all thoughts where they are thought; with wrong ones the gold.
+    """Returns a query with its thoughts inserted, and the gold thoughts next to wrong ones.
 
     ``ids`` are the tokens of the query, ``predicted`` the model's thoughts in order; ``gold`` is
-    None if the data know no steps.
+    None if the data have no steps.
 
     Returns:
-        ``text``; ``parts``, the text of each chunk and what is left after the last; ``thoughts``,
+        ``text``; ``parts``, the text of each chunk and the rest after the last one; ``thoughts``,
         the text of each chunk's thought, empty for none.
     """
     parts = parts_of(tokenizer, ids, [thought.end for thought in predicted])
@@ -235,15 +235,14 @@ def written_out(
 
 
 def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float]:
-    """Returns means over all chunks, or all queries, of at least one.
+    """Returns means over chunks and over queries, at least one.
 
-    Of chunks: ``accuracy``, the share whose thought is right; ``accuracy_nontrivial``, of those
-    with a gold thought; ``missed``, the share of these after which nothing is thought;
-    ``invented``, the share of the others after which anything is; ``trivial`` and
-    ``gold_trivial``, the share of chunks without a thought. Of queries: ``all_right``, the share
-    without a wrong thought; ``rounds``; ``nontrivial``, chunks with a thought; ``longest``, tokens
-    of the longest thought of all (the model cuts those above max_thought_tokens). nan without what
-    it is the share of.
+    Over chunks: ``accuracy``, the share with a right thought; ``accuracy_nontrivial``, the same for
+    chunks with a gold thought; ``missed``, the share of these without a thought; ``invented``, the
+    share of the other chunks with a thought; ``trivial`` and ``gold_trivial``, the share of chunks
+    without a thought. Over queries: ``all_right``, the share without a wrong thought; ``rounds``;
+    ``nontrivial``, chunks with a thought. ``longest`` is the length of the longest thought in
+    tokens (the model truncates thoughts at max_thought_tokens). Shares of nothing are nan.
 
     Both tables come from ``query_tables`` for the same queries.
     """
@@ -265,10 +264,11 @@ def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float
 
 
 def chunks(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with one line a chunk, numbered from the query's beginning.
+    """Returns a table with a line for each index of a chunk within its query.
 
-    ``rows`` that have that many chunks and gold; ``accuracy``; ``trivial`` and ``gold_trivial``;
-    ``first_wrong``, queries whose first wrong thought this is, and their share of all of them.
+    The columns are ``rows``, the number of queries with this chunk and gold thoughts; ``accuracy``;
+    ``trivial`` and ``gold_trivial``; ``first_wrong``, the number of queries whose first wrong
+    thought is here, and their share.
     """
     judged, judged_queries = chunk_lines[chunk_lines["known"]], queries[queries["known"]]
     grouped = judged.groupby("chunk")
@@ -283,9 +283,10 @@ def chunks(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with one line a gold thought, by its order in the query, from 1.
+    """Returns a table with a line for each position of a gold thought in the query, from 1.
 
-    ``rows`` that have that many; ``accuracy``, the share of which is thought so in its chunk.
+    The columns are ``rows``, the number of such thoughts, and ``accuracy``, the share that the
+    model has in the same chunk.
     """
     lines = chunk_lines[chunk_lines["known"] & (chunk_lines["order"] > 0)]
     grouped = lines.groupby("order")["right"]
@@ -294,10 +295,10 @@ def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounds(queries: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with one line a number of rounds: ``rows`` that took them, their ``share``.
+    """Returns a table with a line for each number of rounds: ``rows`` and their ``share``.
 
-    ``nontrivial``: their chunks with a thought, on average; speculation takes one round more at
-    most.
+    ``nontrivial`` is their mean number of chunks with a thought; speculation takes at most one
+    round more.
     """
     grouped = queries.groupby("rounds")
     columns = {"rows": grouped.size(), "share": grouped.size() / len(queries)}
@@ -305,7 +306,7 @@ def rounds(queries: pd.DataFrame) -> pd.DataFrame:
 
 
 def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with one line a group of queries: ``rows`` and numbers of ``summary``."""
+    """Returns a table with a line for each group of queries: ``rows`` and values of ``summary``."""
     lines = []
     for group, part in queries.groupby("group"):
         values = summary(part, chunk_lines[chunk_lines["group"] == group])
@@ -322,8 +323,8 @@ def thought_report(
 ) -> AnalysisReport:
     """Returns the report of an analysis; scalars are below ``thoughts/``, see :func:`summary`.
 
-    There is at least one query, which may be too short for a chunk; ``group_name`` names what a
-    group counts.
+    There must be at least one query, which may be too short for a chunk. ``group_name`` names the
+    property that groups queries.
     """
     queries = findings["queries"]
     chunk_lines = findings["chunks"].reindex(columns=list(CHUNK_COLUMNS)).astype(CHUNK_COLUMNS)
@@ -371,7 +372,7 @@ def text_figure(tables: Tables) -> Any:
 
 
 def chunks_figure(tables: Tables) -> Any:
-    """Draws the accuracy of each chunk, how often it has no thought, and where errors begin."""
+    """Draws accuracy, share without a thought, and share of first errors by chunk."""
     table = tables["chunks"]
     figure, (accuracy, trivial, wrong) = panels(12, 3.6, 3)
     draw_lines(accuracy, table, "chunk", {"accuracy": (None, BLUE)})
@@ -398,7 +399,7 @@ def thoughts_figure(tables: Tables) -> Any:
     figure, (ax,) = panels(5.6, 3.6, 1)
     draw_lines(ax, table, "thought", {"accuracy": (None, GREEN)})
     ax.set_ylim(-0.03, 1.03)
-    finish(ax, "gold thought, in the query's order", "share that is thought so", whole=True)
+    finish(ax, "gold thought, in the query's order", "accuracy", whole=True)
     return figure
 
 
@@ -412,7 +413,7 @@ def rounds_figure(tables: Tables) -> Any:
 
 
 def groups_figure(tables: Tables, name: str = "group") -> Any:
-    """Draws accuracy and rounds by group; ``name`` says what a group counts."""
+    """Draws accuracy and rounds by group; ``name`` is the property that groups queries."""
     table = tables["groups"]
     figure, (accuracy, passes) = panels(9, 3.6, 2)
     shown = {"accuracy_nontrivial": ("gold thoughts", BLUE), "all_right": ("whole queries", ORANGE)}
@@ -420,7 +421,7 @@ def groups_figure(tables: Tables, name: str = "group") -> Any:
     accuracy.set_ylim(-0.03, 1.03)
     draw_lines(passes, table, "group", {"rounds": ("rounds", BLUE)})
     draw_lines(passes, table, "group", {"nontrivial": ("thoughts", GREY)}, "o--")
-    finish(accuracy, name, "share that is right", whole=True)
+    finish(accuracy, name, "accuracy", whole=True)
     finish(passes, name, "per query", whole=True)
     return figure
 

@@ -1,13 +1,13 @@
-"""The text that each token stands for."""
+"""Text of single tokens."""
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
 EOS = "\N{END OF PROOF}"
-"""Shown for the end of a document, and for the BOS that begins one."""
+"""Text of the end of a document, and of the BOS that begins one."""
 PART = "\N{WHITE VERTICAL RECTANGLE}"
-"""Shown for a token that is part of the character after it."""
+"""Text of a token that is part of the following character."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MOST_BYTES = 4  # of a character in UTF-8
@@ -15,19 +15,19 @@ LABEL_CHARACTERS = 10
 
 
 def pieces(tokenizer: Any, ids: Iterable[int], *, begins: bool = True) -> list[str]:
-    """Returns the text of each token id of a sequence; joined, without marks, it is the whole text.
+    """Returns the text of each token of a sequence; without marks, they concatenate to its text.
 
-    A character that several tokens share, as in byte-level vocabularies, stands at the last of
-    them; the others are ``PART``.
+    A character of several tokens, as in byte-level vocabularies, is the text of the last of them;
+    the others are ``PART``.
 
     Args:
-        tokenizer: The data's.
-        ids: The sequence.
-        begins: Whether it begins a document. Elsewhere a space before its first token stays.
+        tokenizer: Tokenizer of the data.
+        ids: Token ids of the sequence.
+        begins: Whether it begins a document. If not, a space before its first token is kept.
     """
 
     def cached(read: Callable[[list[int]], str]) -> Callable[..., str]:
-        # a long text repeats pairs of tokens
+        # pairs of tokens repeat in a long text
         return lru_cache(maxsize=2**16)(lambda *parts: str(read(list(parts))))
 
     out = []
@@ -45,7 +45,7 @@ def pieces(tokenizer: Any, ids: Iterable[int], *, begins: bool = True) -> list[s
         pending.append(int(i))
         text = decode(*context, *pending)[len(decode(*context)) :]
         sound = text.rstrip(REPLACEMENT)
-        broken = len(pending) > MOST_BYTES  # nothing will complete it
+        broken = len(pending) > MOST_BYTES  # no further byte can complete it
         new = (text if broken else sound)[len(shown) :]
         out.append(new or PART)
         if broken or sound == text:
@@ -56,7 +56,7 @@ def pieces(tokenizer: Any, ids: Iterable[int], *, begins: bool = True) -> list[s
 
 
 def short_label(text: str) -> str:
-    """Returns a token's text in the characters that matplotlib's own font has."""
+    """Returns a token's text in characters of matplotlib's default font."""
     text = text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}").replace("\t", "→")
     text = text.replace(" ", "\N{OPEN BOX}" if text.isspace() else " ")
     characters = [

@@ -16,18 +16,18 @@ from callbacks.analysis.report import BLUE, GREY, Tables, draw_bars, finish, pan
 from callbacks.analysis.token_text import PART
 
 ELSEWHERE, INTERNAL, FINAL = range(3)
-"""A word of one token, or none; within a word of several tokens; the last token of such a word."""
+"""Not in a word of several tokens; within such a word; its last token."""
 PLACES = {"internal": INTERNAL, "final": FINAL}
 
 
 def word_places(texts: Sequence[str]) -> np.ndarray:
-    """Returns int8 (T,): where each token of a row stands in words of several (Table 4).
+    """Returns the position of each token in words of several tokens, int8 (T,) (Table 4).
 
-    The last token of a row is nowhere, as its word may go on.
+    The last token of a row is ``ELSEWHERE``, as its word may continue.
 
-    NOTE(paper): Table 4 does not say what its compound words are. Here a word is a run of letters,
-    and a token belongs to the same word as the token before it if it begins with a letter and that
-    one ends with a letter; combining marks count as letters. So white space, digits, punctuation
+    NOTE(paper): Table 4 does not define its compound words. Here a word is a run of letters, and a
+    token belongs to the same word as the token before it if it begins with a letter and that one
+    ends with a letter; combining marks count as letters. So white space, digits, punctuation
     (hyphens and apostrophes too) and the end of a document separate words, and a text without
     spaces is one word up to its next mark. If several tokens share a character, as bytes do,
     each counts as that character.
@@ -46,7 +46,7 @@ def word_places(texts: Sequence[str]) -> np.ndarray:
 
 
 def _with_characters(texts: Sequence[str]) -> list[str]:
-    """Returns the texts, with the character for each token that is part of one."""
+    """Replaces ``PART`` by the character that the token is part of."""
     result: list[str] = []
     character = ""
     for text in reversed(texts):
@@ -61,17 +61,17 @@ def _is_letter(character: str) -> bool:
 
 
 def by_place(table: pd.DataFrame) -> dict[str, pd.Series]:
-    """Returns executed steps of tokens within words, and of those that end words."""
+    """Returns executed steps of tokens within words, and of tokens that end words."""
     if "place" not in table:
         return dict.fromkeys(PLACES, table["executed"][:0])
     return {name: table.loc[table["place"] == code, "executed"] for name, code in PLACES.items()}
 
 
 def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Returns a table with one line a number of executed steps (Table 4); empty without words.
+    """Returns a table with a line for each number of executed steps (Table 4); empty without words.
 
-    ``internal`` and ``final`` are tokens of words that consist of several: those within a word and
-    those that end one, see ``word_places``; ``..._share`` of all such tokens.
+    ``internal`` counts tokens within words of several tokens, ``final`` tokens that end such words,
+    see ``word_places``; ``..._share`` is the share of all such tokens.
 
     ``table`` comes from ``collect_tokens``.
     """
@@ -86,7 +86,7 @@ def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def words_figure(tables: Tables) -> Any:
-    """Draws the steps of tokens within words and of those that end words (Table 4)."""
+    """Draws the steps of tokens within words and of tokens that end words (Table 4)."""
     table = tables["words"]
     figure, (ax,) = panels(5.6, 3.6, 1)
     names = {"internal": ("within a word", GREY), "final": ("end of a word", BLUE)}

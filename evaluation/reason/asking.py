@@ -1,4 +1,4 @@
-"""Replies of models and their seconds: written, or the likeliest of all possible answers."""
+"""Replies of models to questions, written or ranked among all possible answers, and their time."""
 
 import dataclasses
 import statistics
@@ -31,28 +31,28 @@ Mode = Literal["rank", "generate"]
 
 
 def pick_mode(data: Any, mode: Mode | None) -> Mode:
-    """Returns how questions are asked: as the command line says, else by rank where that is known.
+    """Returns the mode of the command line, by default 'rank' if the data list all answers.
 
     Raises:
-        ValueError: if 'rank' is asked for and the data do not list all possible answers.
+        ValueError: If the mode is 'rank' and the data do not list all possible answers.
     """
     lists_all = hasattr(data, "candidates") and data.candidates() is not None
     if mode == "rank" and not lists_all:
         raise ValueError(
-            f"mode (rank) chooses among all possible answers, which {type(data).__name__} does not "
-            "list; use --mode generate"
+            f"mode (rank) needs a list of all possible answers, and {type(data).__name__} has "
+            "none; use --mode generate"
         )
     return mode or ("rank" if lists_all else "generate")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What one model has answered.
+class ModelAnswers:
+    """Answers of one model.
 
     Attributes:
-        replies: To all questions, in their order.
-        likelihood: Kind of the likelihood of answers after their questions; None where the model
-            wrote them.
+        replies: Replies to all questions, in their order.
+        likelihood: Kind of the likelihood of answers after their questions, or None if the model
+            wrote its answers.
         cost: FLOPs and steps of a token, and seconds of all replies.
     """
 
@@ -62,15 +62,16 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Asking:
-    """The conditions under which all models are asked.
+class AnswerProtocol:
+    """Settings under which all models answer.
 
     Attributes:
-        data: The data module, with the tokenizer and the rule of what is right.
+        data: The data module, with the tokenizer and the rule for right answers.
         mode: 'rank' takes the likeliest of all possible answers, 'generate' decodes greedily.
-        room: Most tokens that models may write, by default as many as a batch of windows needs.
-        precision: Of the matrix products.
-        following: By number of a question the one whose latents it is given if they are swapped.
+        room: Maximum number of tokens to write, by default as many as a batch of windows needs.
+        precision: Precision of the matrix products.
+        following: The question whose latents a question gets if latents are swapped, by its
+            ``sequence_id``.
         noise_seed: Seed of the noise that replaces latents.
     """
 
@@ -83,23 +84,23 @@ class Asking:
 
     def replies(
         self, one: Contestant, batches: Sequence[Sequence[Question]], context: int
-    ) -> Asked:
+    ) -> ModelAnswers:
         """Asks a model all questions; rows have ``context`` tokens on average."""
         steps, compute, start = GeneratedSteps(), ComputeCounter(), time.perf_counter()
         replies: list[Reply] = []
-        kind: Likelihood | None = None
+        likelihood: Likelihood | None = None
         shown = tqdm(batches, desc=f"asking {one.label}", unit=" batches", disable=None)
         with one.ready() as model, recording(generated_steps=steps.count):
             for questions in shown:
                 if self.mode == "rank":
-                    ranked, kind = rank(model, self.data, questions, self.precision, compute)
+                    ranked, likelihood = rank(model, self.data, questions, self.precision, compute)
                     replies += ranked
                 else:
                     replies += self._written(model, questions, one.control)
             executed = compute.mean if self.mode == "rank" else steps.mean
             seconds = time.perf_counter() - start
             cost = price(model, context, executed, seconds, compute.flops_per_token)
-        return Asked(replies, kind, cost)
+        return ModelAnswers(replies, likelihood, cost)
 
     def _written(
         self, model: LanguageModel, questions: Sequence[Question], control: Control | None
@@ -122,14 +123,14 @@ class Asking:
         self, control: Control, model: LanguageModel, questions: Sequence[Question], room: int
     ) -> ReplaceLatents:
         def others() -> LatentsByRow:
-            asked = [self.following[question.number] for question in questions]
+            asked = [self.following[question.sequence_id] for question in questions]
             return latents_of(model, lambda: write(model, self.data, asked, room))
 
-        numbers = [question.number for question in questions]
-        return replacement(control, model, numbers, self.noise_seed, others)
+        ids = [question.sequence_id for question in questions]
+        return replacement(control, model, ids, self.noise_seed, others)
 
     def answer(self, one: Contestant, batches: Sequence[Sequence[Question]]) -> None:
-        """Has a model answer all questions, which takes the time that is measured."""
+        """Lets a model answer all questions without recording anything, for timing."""
         with one.ready() as model, autocast(model.device, self.precision):
             for questions in batches:
                 if self.mode == "rank":
@@ -149,15 +150,14 @@ def rank(
     precision: Precision = "32",
     compute: ComputeCounter | None = None,
 ) -> tuple[list[Reply], Likelihood]:
-    """Returns the answers of highest likelihood of all candidates, and that likelihood's kind.
+    """Returns the most likely candidate for each question, and the kind of the likelihood.
 
-    The likelihood includes the EOS after the answer: without the EOS, "son" could never
-    be less likely than "son-in-law". It comes from ``LanguageModel.score``, so this works for
-    methods that only bound or estimate it: one that infers something from the question alone makes
-    estimates.
+    The likelihood includes the EOS after the answer: without EOS, "son" could never be less likely
+    than "son-in-law". ``LanguageModel.score`` computes it, so methods that only bound or estimate
+    it work too; methods that infer latents from the question give estimates.
 
-    Each question, of windows, takes as many rows as there are ``data.candidates()``, of which
-    ``data.eval_batch_size`` are scored at once; ``compute`` counts what that computes.
+    Each question takes one row for each of ``data.candidates()``, and ``data.eval_batch_size`` rows
+    are scored at once; ``compute`` counts their steps and FLOPs.
     """
     compute = ComputeCounter() if compute is None else compute
     tokenizer, texts = data.tokenizer, data.candidates()
@@ -171,8 +171,9 @@ def rank(
     parts = (_candidate_batch(tokenizer, pairs[i : i + size]) for i in range(0, len(pairs), size))
     with compute.recording():
         scores = [score_batch(model, batch, precision) for batch in compute.watch(parts)]
-    nats = [one.log_prob.double().sum(dim=1) + one.sequence_term.double() for one in scores]
-    best = torch.cat(nats).view(len(questions), len(texts)).argmax(dim=1).tolist()
+    log_probs = [one.log_prob.double().sum(dim=1) + one.sequence_term.double() for one in scores]
+    # (questions * candidates,) to (questions, candidates), as `pairs` are ordered
+    best = torch.cat(log_probs).view(len(questions), len(texts)).argmax(dim=1).tolist()
     replies = [
         Reply(question, encoded[n], texts[n], encoded[n][:-1] == question.answer)
         for question, n in zip(questions, best, strict=True)
@@ -183,7 +184,7 @@ def rank(
 def _candidate_batch(
     tokenizer: Tokenizer, pairs: Sequence[tuple[Question, tuple[np.ndarray, np.ndarray]]]
 ) -> dict[str, Any]:
-    """Returns a batch of questions, each with an answer that ends in EOS, and its bytes."""
+    """Returns a batch of questions followed by answers, which end in EOS."""
     width = max(len(question.query) + len(answer) for question, (answer, _) in pairs)
     rows = np.full((len(pairs), width), IGNORE, dtype=np.int64)
     sizes = np.zeros_like(rows)
@@ -194,8 +195,8 @@ def _candidate_batch(
     batch = answer_batch(
         rows,
         sizes,
-        # One number for all answers of a question: what a method draws is the same for each.
-        np.array([question.number for question, _ in pairs]),
+        # One id for all answers of a question, so that a method's random draws are the same.
+        np.array([question.sequence_id for question, _ in pairs]),
         first_answers=lengths - 1,
         groups=np.array([question.group for question, _ in pairs]),
         loss_on="answer",
@@ -204,7 +205,7 @@ def _candidate_batch(
     return {**batch, "context": torch.from_numpy(lengths)}
 
 
-# ---- seconds, measured in turn in the same run, and speed-ups
+# ---- wall-clock time, measured in turn in the same run, and speed-ups
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,8 @@ class Timing:
     """Wall-clock time of one model.
 
     Attributes:
-        rounds: Seconds that all questions took, by round; at least one.
-        questions: How many these were.
+        rounds: Seconds for all questions in each round, at least one.
+        questions: Number of questions.
     """
 
     rounds: tuple[float, ...]
@@ -225,15 +226,15 @@ class Timing:
         return statistics.median(self.rounds) / self.questions
 
     def speed_up(self, baseline: "Timing") -> float:
-        """Returns how many times faster than another model, the median over the rounds.
+        """Returns the speed-up over another model, the median over the rounds.
 
-        Both were timed in the same rounds: what slows the machine down meanwhile, slows both.
+        Both are timed in the same rounds, so other load on the machine affects both.
         """
         pairs = zip(baseline.rounds, self.rounds, strict=True)
-        return statistics.median(theirs / own for theirs, own in pairs)
+        return statistics.median(theirs / ours for theirs, ours in pairs)
 
     def as_dict(self, baseline: "Timing | None") -> dict[str, Any]:
-        """Returns the times under the keys of the JSON file, with the speed-up if there is one."""
+        """Returns the times under the keys of the JSON file, with the speed-up over a baseline."""
         return {
             "seconds_per_question": self.seconds,
             "speed_up": None if baseline is None else self.speed_up(baseline),
@@ -244,20 +245,25 @@ class Timing:
 def time_in_turn(
     answering: Sequence[Callable[[], object]], rounds: int, questions: int, device: torch.device
 ) -> list[Timing]:
-    """Returns the time of each model: every round asks each, and begins with another.
+    """Times models in turn: every round runs each of them, starting with a different one.
 
-    A round before the first warms up and does not count. Each of ``answering``, one a model,
-    answers the same questions, all of them, on ``device``.
+    A warm-up round precedes the others and does not count.
+
+    Args:
+        answering: For each model, a function that answers all of the same questions.
+        rounds: Number of timed rounds.
+        questions: Number of questions.
+        device: Device of the models.
     """
     wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     taken: list[list[float]] = [[] for _ in answering]
     for idx in tqdm(range(rounds + 1), desc="timing", unit=" rounds", disable=None):
         first = idx % len(answering)
-        for place in [*range(first, len(answering)), *range(first)]:
+        for model_idx in [*range(first, len(answering)), *range(first)]:
             wait()
             start = time.perf_counter()
-            answering[place]()
+            answering[model_idx]()
             wait()
             if idx:
-                taken[place].append(time.perf_counter() - start)
+                taken[model_idx].append(time.perf_counter() - start)
     return [Timing(tuple(times), questions) for times in taken]

@@ -1,12 +1,12 @@
-"""``evaluate.py reason``: the same questions, with known right answers, for any models.
+"""``evaluate.py reason``: the same questions with known answers for any models.
 
-Thinking States and its baselines write answers to reasoning rows: Tables 1 to 3 and Fig. 3 of
+Thinking States and its baselines write answers to reasoning rows, for Tables 1 to 3 and Fig. 3 of
 *Latent Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time against
-chain of thought in the same run, passes of the prefill. Scripts in docs/papers read
-Fig. 5 and the overlaps of Sec. 4.5 off the answers file.
+chain of thought in the same run, passes of the prefill. Scripts in docs/papers compute Fig. 5 and
+the overlaps of Sec. 4.5 from the answers file.
 
-Models of windows take the likeliest of all
-possible answers to kinship stories (Thoughtbubbles, Fig. 7), or write theirs (``--mode generate``).
+Models of windows rank all possible answers to kinship stories (Thoughtbubbles, Fig. 7), or write
+their answers (``--mode generate``).
 
 NOTE(paper): batch sizes of the paper's timings are not published; here ``--timing_batch_size``.
 """
@@ -35,7 +35,14 @@ from evaluation.figures import check_picture, write_figure
 from evaluation.load import changed_fields, prepare_for_all
 from evaluation.output import check_targets, report_result, write_jsonl
 from evaluation.provenance import describe_data, trained_on
-from evaluation.reason.asking import Asked, Asking, Mode, Timing, pick_mode, time_in_turn
+from evaluation.reason.asking import (
+    AnswerProtocol,
+    Mode,
+    ModelAnswers,
+    Timing,
+    pick_mode,
+    time_in_turn,
+)
 from evaluation.reason.contestants import (
     CONTROL,
     Contestant,
@@ -59,21 +66,21 @@ from lightning_models.recipe import import_packages
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonConfig:
-    """How models are asked, and timed."""
+    """Settings of asking and timing models."""
 
     mode: Mode | None = None
-    """rank: the likeliest of all possible answers; generate: greedy text must be right; null: rank
-    where the data list all possible answers."""
+    """rank: the likeliest of all possible answers; generate: greedy text must be right (null: rank
+    if the data list all possible answers)."""
     max_new_tokens: PositiveInt | None = None
-    """Most tokens that a model may write, steps included; null: twice as many as the longest right
-    text has, with all its steps, and of windows as many as a batch's longest answer."""
+    """Maximum number of tokens that a model may write, steps included (null: twice the longest
+    right text with all its steps; for windows the longest answer of a batch)."""
     rounds: PositiveInt | None = 5
-    """Rounds of timing, in each of which every model answers the same questions; null: nothing is
-    timed."""
+    """Rounds of timing, in each of which every model answers the same questions (null: no
+    timing)."""
     timing_batches: PositiveInt = 8
-    """That many batches are timed, the first ones."""
+    """Number of batches to time, the first ones."""
     timing_batch_size: PositiveInt | None = None
-    """Questions in a timed batch; null: as in the others."""
+    """Questions in a timed batch (null: as in other batches)."""
 
 
 def measure_reason(
@@ -88,29 +95,36 @@ def measure_reason(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Asks models the questions of a split, and times them.
 
-    Returns the content of the JSON file, and all answers, see ``answer_row``: model after model, in
-    the questions' order.
+    Args:
+        contestants: The models; ones whose latents are replaced are not timed.
+        data: Data that are prepared and set up.
+        config: Settings of asking and timing.
+        split: Split of the questions.
+        precision: Precision of the matrix products.
+        limit_batches: Number of batches to ask, by default all.
+        noise_seed: Seed of the noise that replaces latents.
 
-    Data are prepared and set up; only ``limit_batches`` are asked, if it is given. Noise that
-    replaces latents is drawn from ``noise_seed``. Models whose latents are replaced are not timed.
+    Returns:
+        The content of the JSON file, and all answers, see ``answer_row``, model after model in the
+        order of the questions.
 
     Raises:
         ValueError: If the split is empty, mode 'rank' has no list of answers, or latents are to be
-            swapped and there is one question.
+            swapped and there is only one question.
     """
     source = data.evaluation_source(split)
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     batches = [questions_in(source.batch(n)) for n in range(count)]
     questions, context = [*chain(*batches)], data.row_tokens(split)
     room = config.max_new_tokens
-    if data.rows != "windows":  # of a window, a batch's own answers say what fits
+    if data.rows != "windows":  # for windows, the answers of each batch determine the room
         room = room_for(questions, data, room)
     following: dict[int, Question] = {}
     if any(one.control == "swap" for one in contestants):
         following = _following(questions, questions_in(source.batch(count % len(source)))[0])
     mode = pick_mode(data, config.mode)
-    asking = Asking(data, mode, room, precision, following, noise_seed)
-    asked = [asking.replies(one, batches, context) for one in contestants]
+    protocol = AnswerProtocol(data, mode, room, precision, following, noise_seed)
+    asked = [protocol.replies(one, batches, context) for one in contestants]
     rows = [
         [answer_row(data.tokenizer, one.label, reply) for reply in each.replies]
         for one, each in zip(contestants, asked, strict=True)
@@ -121,7 +135,7 @@ def measure_reason(
     timings: list[Timing | None] = [None] * len(contestants)
     if config.rounds:
         plain = [idx for idx, one in enumerate(contestants) if one.control is None]
-        answering = [partial(asking.answer, contestants[idx], cut) for idx in plain]
+        answering = [partial(protocol.answer, contestants[idx], cut) for idx in plain]
         device = contestants[0].model.device
         taken = time_in_turn(answering, config.rounds, len(timed), device)
         for idx, timing in zip(plain, taken, strict=True):
@@ -138,8 +152,8 @@ def measure_reason(
         "data": describe_data(contestants[0].checkpoint, data, split),
         "settings": {
             **vars(config),
-            "mode": asking.mode,
-            "max_new_tokens": asking.room,
+            "mode": protocol.mode,
+            "max_new_tokens": protocol.room,
             "timing_batch_size": size,
             "timed_questions": len(timed),
             "batches": count,
@@ -153,16 +167,16 @@ def measure_reason(
 
 
 def _following(questions: Sequence[Question], after: Question) -> dict[int, Question]:
-    """Returns the question after each, by its number; ``after`` is the one after the last."""
-    if len(questions) == 1 and questions[0].number == after.number:
+    """Returns the next question by the id of each; ``after`` is the one after the last."""
+    if len(questions) == 1 and questions[0].sequence_id == after.sequence_id:
         raise ValueError(f"{CONTROL} (swap) needs at least 2 questions, and the split has 1")
-    numbers = (question.number for question in questions)
-    return dict(zip(numbers, [*questions[1:], after], strict=True))
+    ids = (question.sequence_id for question in questions)
+    return dict(zip(ids, [*questions[1:], after], strict=True))
 
 
 def _result(
     one: Contestant,
-    asked: Asked,
+    asked: ModelAnswers,
     rows: Sequence[dict[str, Any]],
     timing: Timing | None,
     *,
@@ -177,7 +191,7 @@ def _result(
         chosen = {
             "candidates": len(data.candidates()),
             "likelihood": asked.likelihood,
-            # an estimate after the question is inferred from that alone
+            # an estimate infers latents from the question only, so it is causal
             "causal": model.causal or asked.likelihood == "estimate",
         }
     return {
@@ -191,7 +205,7 @@ def _result(
             "trained_on": trained_on(checkpoint),
             "step": checkpoint.step,
             "which": checkpoint.which,
-            **({"stage": model.stage} if hasattr(model, "stages") else {}),  # of a curriculum
+            **({"stage": model.stage} if hasattr(model, "stages") else {}),  # curriculum
             "set": changed,
         },
         **measure_answers(rows, data.group_name),
@@ -207,7 +221,8 @@ def _result(
 def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options; data default to those of the first checkpoint."""
     add_labelled_checkpoints(
-        parser, "All have one tokenizer. Speed-ups are over the first that writes its steps."
+        parser,
+        "All must have the same tokenizer. Speed-ups are over the first one that writes its steps.",
     )
     add_data_arguments(parser)
     parser.set_defaults({"split": "test"})
@@ -216,7 +231,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=NonNegativeInt,
         nargs="+",
         default=[],
-        help="Numbers of latent thoughts with which every model that has them is asked.",
+        help="Numbers of latent thoughts at which to ask every model with latent thoughts.",
     )
     parser.add_argument(
         f"--{CONTROL}",
@@ -224,9 +239,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         default=[],
         help="Controls: every model is asked again with its latents replaced by zeros, noise of "
-        "their norm, those of the next question (swap) or a latent without a thought (pause).",
+        "their norm, the next question's latents (swap) or a latent without a thought (pause).",
     )
-    parser.add_argument("--noise_seed", type=NonNegativeInt, default=0, help="Seed of that noise.")
+    parser.add_argument("--noise_seed", type=NonNegativeInt, default=0, help="Seed of the noise.")
     parser.add_argument(
         "--label",
         type=str | None,
@@ -238,21 +253,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_file_arguments(
         parser,
         output="JSON file to write.",
-        answers_file="JSONL file, an answer a line.",
-        figure="Figure to write, .svg, .png or .pdf, of accuracies by group; points as .csv "
-        "next to it.",
+        answers_file="JSONL file to write, one answer a line.",
+        figure="Figure of accuracies by group to write, .svg, .png or .pdf; its points are written "
+        "next to it as .csv.",
     )
     parser.add_argument(
         "--against",
         type=str | None,
         default=None,
-        help="Number in the models' config that the figure is over instead, with speed-ups, e.g. "
-        "chunk_size; recurrence: the layers between injection and extraction (Fig. 3).",
+        help="Field of the models' config on the x axis of the figure instead of groups, with "
+        "speed-ups, e.g. chunk_size; recurrence: layers between injection and extraction (Fig. 3).",
     )
 
 
 def run(settings: Namespace) -> None:
-    """Asks the questions, prints tables and writes the files that are asked for."""
+    """Asks the questions, prints tables, and writes the files that are named."""
     config = chosen(settings, ReasonConfig)
     target, answers = check_targets(output=settings.output, answers_file=settings.answers_file)
     picture = _picture(settings)
@@ -291,6 +306,6 @@ def run(settings: Namespace) -> None:
 def _picture(settings: Namespace) -> Path | None:
     if settings.figure is None and settings.against is not None:
         raise ValueError(
-            f"against ({settings.against}) is the axis of a figure; add --figure F.svg"
+            f"against ({settings.against}) sets the x axis of a figure; add --figure F.svg"
         )
     return None if settings.figure is None else check_picture(settings.figure, "figure")

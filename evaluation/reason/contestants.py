@@ -1,4 +1,4 @@
-"""Models and questions for ``evaluate.py reason``."""
+"""Models and questions of ``evaluate.py reason``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,26 +16,27 @@ from lightning_models.checkpoint import Checkpoint, Recipe
 from lightning_models.recipe import resolve_class
 
 LATENTS = "eval_latents"
-"""Field of a config: how many latent thoughts a model has at inference; null: as in training."""
+"""Field of a config: number of latent thoughts at inference (null: as in training)."""
 CONTROL = "replace_latents"
-"""Key of results: what a model's latents are replaced by."""
+"""Key of results: control that replaces a model's latents."""
 
 # ---- questions
 
 
 def build_questions(checkpoints: Sequence[Checkpoint], recipe: Recipe | None) -> Any:
-    """Returns a data module that has questions, not yet prepared.
+    """Builds a data module of questions, not yet prepared.
 
-    Without a recipe it is the first checkpoint's, whose tokenizer all data take.
+    The default are the data of the first checkpoint, whose tokenizer any data take.
 
     Raises:
-        ValueError: If it cannot be built, has no questions, or has rows that a model does not read.
+        ValueError: If they cannot be built, have no questions, or have rows that a model cannot
+            read.
     """
     data = build_data(checkpoints[0], recipe)
-    kind = type(data).__name__
+    name = type(data).__name__
     if not hasattr(data, "is_right"):
         raise ValueError(
-            f"data ({kind}) has no questions with one right answer; name such data with --data, "
+            f"data ({name}) has no questions with one right answer; name such data with --data, "
             "e.g. --data datamodules.Kinship"
         )
     for checkpoint in checkpoints:
@@ -43,25 +44,25 @@ def build_questions(checkpoints: Sequence[Checkpoint], recipe: Recipe | None) ->
         if model.reads != data.rows:
             raise ValueError(
                 f"ckpt ({checkpoint.path}): {model.__name__} reads {model.reads}, and the "
-                f"questions ({kind}) are {data.rows}; leave it out, or name others with --data"
+                f"questions ({name}) are {data.rows}; leave it out, or name others with --data"
             )
     return data
 
 
-# ---- models: checkpoints, Coconut's at several numbers of latents
+# ---- models: checkpoints, with latent thoughts at several numbers of them
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model that is asked.
+    """A model to ask.
 
     Attributes:
-        label: Stands for it in tables; no other has the same.
-        checkpoint: Where it comes from.
-        model: On its device, in eval mode; contestants of one checkpoint share it, so it is asked
-            within ``ready``.
-        latents: Number of latent thoughts, if one was asked for.
-        control: What its latents are replaced by, if they are.
+        label: Unique name in tables.
+        checkpoint: The checkpoint that it was loaded from.
+        model: The model on its device, in eval mode; contestants of one checkpoint share it, so it
+            must be used within ``ready``.
+        latents: Number of latent thoughts to set, if any.
+        control: Control that replaces its latents, if any.
     """
 
     label: str
@@ -72,7 +73,7 @@ class Contestant:
 
     @contextmanager
     def ready(self) -> Iterator[LanguageModel]:
-        """Inside, the model that is returned has this contestant's number of latent thoughts."""
+        """Sets this contestant's number of latent thoughts within the context; yields the model."""
         dial: Any = nullcontext()
         if self.latents is not None:
             dial = dialled(self.model, LATENTS, self.latents)
@@ -81,9 +82,9 @@ class Contestant:
 
     @property
     def is_chain_of_thought(self) -> bool:
-        """Whether it writes all steps before its answer, so that others are compared with it.
+        """Whether it writes all steps before its answer, and so is a baseline of speed-ups.
 
-        Models of a curriculum do so for a while, too.
+        Models of a curriculum, which write steps in early stages, are none.
         """
         return bool(getattr(self.model, "writes_chain", False)) and not hasattr(
             self.model, "stages"
@@ -100,15 +101,21 @@ def build_contestants(
     block_size: int = 1,
     controls: Sequence[Control] = (),
 ) -> list[Contestant]:
-    """Returns the models of checkpoints, one for each number of latents where a model has them.
+    """Builds the models of checkpoints, one for each number of latents and each control.
 
-    Each is followed by one for each of ``controls``, whose latents are replaced. ``block_size`` is
-    the length of the longest reasoning row; a chain of thought may take what a query leaves of it,
-    so configs with a smaller one are changed.
+    Args:
+        named: Checkpoints and their names, if any.
+        changes: Fields of configs to set in every model that has them.
+        latents: Numbers of latent thoughts to set in models that have them.
+        label: Keys of the config that name the models, see ``runs.make_labels``.
+        device: Device of the models.
+        block_size: Length of the longest reasoning row. Configs with a smaller ``block_size`` get
+            this one, so that a chain of thought can use the whole row.
+        controls: Controls; for each, a model whose latents are replaced follows the plain one.
 
     Raises:
-        ValueError: If no config has a field, one refuses a value, or a model that feeds no latents
-            back, at one of the numbers of latents, is to replace them.
+        ValueError: If no config has a field, a value is invalid, or latents are to be replaced in
+            a model that feeds none back.
     """
     checkpoints = [checkpoint for _, checkpoint in named]
     fields = known_changes(checkpoints, changes)
@@ -137,7 +144,7 @@ def build_contestants(
 
 
 def _check_feeds_back(one: Contestant, controls: Sequence[Control]) -> None:
-    """Raises ValueError if no latent is fed back that controls could replace."""
+    """Raises a ValueError if the model feeds no latents back that controls could replace."""
     with one.ready() as model:
         pause = getattr(model.network, "pause_latent", lambda: None)()
         latents = getattr(model, "latents", None)

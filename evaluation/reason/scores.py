@@ -1,4 +1,4 @@
-"""Answers of several models: their numbers, the printed table, the figure."""
+"""Answers of several models: their metrics, the printed table, the figure."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,20 +31,20 @@ COLUMNS = {
         "likelihood": "likelihood",
     }.items()
 }
-"""Values that the printed table has where any model has them."""
+"""Columns of the printed table; columns without values are left out."""
 MEANS = ("written_tokens", "rounds", "chunks", "nontrivial_chunks", "thought_tokens")
-"""Numbers of an answer that results have the means of."""
+"""Counts of an answer whose means are in the results."""
 
 
 def answer_row(tokenizer: Any, label: str, reply: Reply) -> dict[str, Any]:
     """Returns an answer as plain values, a line of the answers file.
 
-    A reply that records no thoughts has None.
+    ``thoughts`` is None for a reply without recorded thoughts.
     """
     question, thinking = reply.question, reply.thinking
     row: dict[str, Any] = {
         "model": label,
-        "number": question.number,
+        "number": question.sequence_id,
         "group": question.group,
         "query": tokenizer.decode(question.query),
         "gold": tokenizer.decode_continuation(question.answer).strip(),
@@ -70,19 +70,20 @@ def answer_row(tokenizer: Any, label: str, reply: Reply) -> dict[str, Any]:
     return row
 
 
-# ---- numbers of one model
+# ---- metrics of one model
 
 
 def measure_answers(rows: Sequence[Mapping[str, Any]], group_name: str) -> dict[str, Any]:
-    """Returns the numbers of a model's answers under the keys of the JSON file.
+    """Computes the metrics of a model's answers under the keys of the JSON file.
 
-    ``accuracy``, with ``standard_error`` and ``questions``, also under ``by_group``; means over the
-    questions of ``written_tokens``, and where they are recorded of ``MEANS``: ``rounds``, passes of
-    the backbone while the question is read; ``chunks``, all; ``nontrivial_chunks``, with a thought;
+    They are ``accuracy``, with ``standard_error`` and ``questions``, also under ``by_group``, and
+    means over the questions of ``written_tokens`` and, if recorded, of ``rounds`` (passes of the
+    backbone while the question is read), ``chunks``, ``nontrivial_chunks`` (with a thought) and
     ``thought_tokens``.
 
-    Rows are of ``answer_row``, at least one, in the questions' order; ``group_name`` names what a
-    group counts.
+    Args:
+        rows: Results of ``answer_row``, at least one, in the order of the questions.
+        group_name: Name of the property that groups questions.
     """
     answers = pd.DataFrame(rows)
     return {
@@ -99,7 +100,7 @@ def measure_answers(rows: Sequence[Mapping[str, Any]], group_name: str) -> dict[
 
 
 def reason_table(content: Mapping[str, Any]) -> str:
-    """Returns the content of the JSON file for people."""
+    """Formats the content of the JSON file as tables with notes."""
     results = content["results"]
     groups = {
         result["label"]: {next(iter(g.values())): _accuracy(g) for g in result["by_group"]}
@@ -130,8 +131,8 @@ def _notes(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"{data['left_out']:,} more are longer than block_size, and left out"
     if candidates is not None:
         yield (
-            f"the likeliest of {candidates} possible answers is taken; by chance "
-            f"{1 / candidates:.4f} are right"
+            f"the likeliest of {candidates} possible answers is taken; the accuracy by chance is "
+            f"{1 / candidates:.4f}"
         )
     if settings["rounds"]:
         yield (
@@ -147,26 +148,24 @@ def _notes(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 RECURRENCE = "recurrence"
-"""Stands for the layers between injection and extraction (Fig. 3 a)."""
+"""Pseudo-field: number of layers between injection and extraction (Fig. 3 a)."""
 LEGEND_COLUMNS = 3
 NAMES = {RECURRENCE: "layers in the recurrence", LATENTS: "latent thoughts"}
-"""What axes are called, where not by the key."""
+"""Titles of axes; other axes are titled by their key."""
 
 Against = tuple[str, Sequence[float | None]]
-"""A setting, and its value for each model, None for models without it."""
+"""A field of configs, and its value for each model, None for models without it."""
 
 
 def settings_of(contestants: Sequence[Contestant], key: str) -> Against:
-    """Returns a field of the models' configs with its value for each; None for models without it.
-
-    ``key`` is the field, or ``recurrence``.
+    """Returns a field of the models' configs, or ``recurrence``, with its value for each model.
 
     Raises:
-        ValueError: if no model has it, or one has no number there.
+        ValueError: If no model has the field, or a value is not a number.
     """
     values = [_setting(one, key) for one in contestants]
     if all(value is None for value in values):
-        raise ValueError(f"against ({key}) is no setting of any model's config")
+        raise ValueError(f"against ({key}) is not a field of any model's config")
     return key, values
 
 
@@ -184,16 +183,16 @@ def _setting(one: Contestant, key: str) -> float | None:
     value = getattr(config, key)
     if not is_number(value):
         raise ValueError(
-            f"against ({key}) is {value!r} in {one.checkpoint.path}; an axis needs numbers"
+            f"against ({key}) is {value!r} in {one.checkpoint.path}, but an axis needs numbers"
         )
     return float(value)
 
 
 def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = None) -> pd.DataFrame:
-    """Returns the points of the figure: ``label``, what they are over, and their values.
+    """Returns the points of the figure: ``label``, the x value, and the y values.
 
-    Columns: over groups ``accuracy`` and ``standard_error``, a row a model and group; over a
-    setting also ``speed_up``, a row a model.
+    There is a row for each model and group with ``accuracy`` and ``standard_error``, or, against a
+    setting, a row for each model with ``speed_up`` too.
     """
     if against is None:
         lines = [{"label": one["label"], **group} for one in results for group in one["by_group"]]
@@ -206,12 +205,14 @@ def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = No
 
 
 def reason_figure(results: Sequence[Mapping[str, Any]], against: Against | None = None) -> Any:
-    """Returns accuracies over groups, a line a model; or over a setting, a line a class of models.
+    """Draws accuracy against groups, a line a model, or against a setting, a line a model class.
 
-    Lines have one standard error to both sides. Over a setting, numbers at the points are
-    speed-ups, and models without it are dotted lines.
+    Error bars are one standard error. Against a setting, points are annotated with speed-ups, and
+    models without the setting are dotted lines.
 
-    Results come from ``measure_answers``; ``against`` has a value for each model.
+    Args:
+        results: Results of ``measure_answers``.
+        against: The setting and its value for each model.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -250,7 +251,7 @@ def _line(axes: Any, points: pd.DataFrame, colour: str) -> Any:
     )
     if "speed_up" in points:
         for point in points.dropna(subset=["speed_up"]).to_dict("records"):
-            place: dict[str, Any] = {"xytext": (4, 6), "textcoords": "offset points"}
+            offset: dict[str, Any] = {"xytext": (4, 6), "textcoords": "offset points"}
             text = f"{point['speed_up']:.2f}x"
-            axes.annotate(text, (point[x], point["accuracy"]), fontsize=7, **place)
+            axes.annotate(text, (point[x], point["accuracy"]), fontsize=7, **offset)
     return line

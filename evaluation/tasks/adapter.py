@@ -1,4 +1,4 @@
-"""Any model of ours as a model of lm-evaluation-harness."""
+"""Adapter that makes any model of this project a model of lm-evaluation-harness."""
 
 import time
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from datamodules import Tokenizer
 from datamodules.text import IGNORE
-from evaluation.tasks.readers import Batch, Piece, label, reader_of, scored_of
+from evaluation.tasks.readers import Batch, Segment, label, reader_of, scored_of
 from evaluation.tasks.writing import Continuations, WritingRequest, write
 from lightning_models import LanguageModel
 from lightning_models.layers import first_alike, recording
@@ -32,19 +32,19 @@ Gather = Callable[[Any], list[Any]]
 
 
 @dataclass
-class Facts:
-    """How a log-likelihood came about.
+class RequestStats:
+    """Statistics of the computation of a log-likelihood.
 
     Attributes:
-        scored: Tokens whose log-probabilities it is the sum of.
-        read: Tokens that the model has read for it, those of all its passes together; a context
-            that several requests share counts for each of them, as do its FLOPs.
-        flops: Forward FLOPs of reading them, additional steps and inference included: those that
-            ran, where the model records them.
-        steps: Additional steps of the scored tokens together; None where the model records none.
+        scored: Number of scored tokens.
+        read: Number of tokens read in all passes; a context that several requests share counts for
+            each of them, as do its FLOPs.
+        flops: Forward FLOPs of reading them, additional steps and inference included: the executed
+            ones if the model records them, else the planned ones.
+        steps: Sum of the additional steps of the scored tokens, or None if the model records none.
         likelihood: Kind of the log-likelihood.
         causal: Whether no token's probability depends on later tokens.
-        nominal_flops: FLOPs of reading them as the configuration plans.
+        nominal_flops: Planned FLOPs of reading the tokens.
     """
 
     scored: int = 0
@@ -56,19 +56,21 @@ class Facts:
     nominal_flops: float = 0.0
 
 
+Facts = RequestStats  # the class's name in pickled answers of older caches
+
 _FREE_TOKENS = 256
-"""Most tokens of continuations that always make one row: attention costs little there."""
+"""Number of continuation tokens that always share a row: attention costs little there."""
 
 
 class LogLikelihood(tuple[float, bool]):
-    """What the harness wants of a continuation, with the facts.
+    """Log-likelihood of a continuation, with its statistics.
 
-    A pair for the harness: log-probability in nats, and whether greedy decoding writes it.
+    For the harness it is a pair: log-probability in nats, and whether greedy decoding writes it.
     """
 
-    facts: Facts
+    facts: RequestStats
 
-    def __new__(cls, log_prob: float, greedy: bool, facts: Facts) -> "LogLikelihood":
+    def __new__(cls, log_prob: float, greedy: bool, facts: RequestStats) -> "LogLikelihood":
         pair = super().__new__(cls, (log_prob, greedy))
         pair.facts = facts
         return pair
@@ -79,22 +81,22 @@ class LogLikelihood(tuple[float, bool]):
 
 
 class RollingLogLikelihood(float):
-    """Log-likelihood of a whole text in nats, with the facts."""
+    """Log-likelihood of a whole text in nats, with its statistics."""
 
-    facts: Facts
+    facts: RequestStats
 
-    def __new__(cls, log_prob: float, facts: Facts) -> "RollingLogLikelihood":
-        number = super().__new__(cls, log_prob)
-        number.facts = facts
-        return number
+    def __new__(cls, log_prob: float, facts: RequestStats) -> "RollingLogLikelihood":
+        value = super().__new__(cls, log_prob)
+        value.facts = facts
+        return value
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RollingLogLikelihood, (float(self), self.facts)
 
 
 @dataclass
-class Work:
-    """What was computed for a task in this process, answers from a cache left out."""
+class TaskUsage:
+    """Time and tokens spent on a task in this process, without cached answers."""
 
     seconds: float = 0.0
     written_tokens: float = 0.0
@@ -103,7 +105,7 @@ class Work:
     prompts: int = 0
 
     def add_written(self, prompt: Sequence[int], written: Continuations, seconds: float) -> None:
-        """Counts one of the texts that were written together."""
+        """Adds one text of a batch of continuations."""
         rows = len(written.texts)
         self.seconds += seconds / rows
         self.prompts += 1
@@ -117,46 +119,46 @@ class Work:
 
 
 @dataclass
-class _Sum:
-    """What is known of a request so far."""
+class _PartialAnswer:
+    """Running sum over the segments of a request."""
 
     task: str
     missing: int
-    """Pieces that are not scored yet."""
+    """Number of segments that are not scored yet."""
     log_prob: float = 0.0
     greedy: bool = True
-    facts: Facts = field(default_factory=Facts)
+    facts: RequestStats = field(default_factory=RequestStats)
 
 
-_Job = tuple[int, Piece]  # number of the request, and a piece of it
+_RequestSegment = tuple[int, Segment]
+"""Index of a request, and one of its segments."""
 
 
 class HarnessModel(LM):
-    """Answers the harness' three kinds of requests with a model's own scores and decode loop.
+    """Answers the harness' three types of requests with a model's scores and decode loop.
 
-    Rows of a batch have similar lengths; what a batch holds changes no answer. Every answer goes
-    to the harness' cache as soon as its batch is done.
+    Rows of a batch have similar lengths, and answers do not depend on the batch. Every answer is
+    cached as soon as its batch is done.
 
     Args:
-        model: On its device, in eval mode.
-        tokenizer: The one the model was trained with.
-        batch_size: Rows that are scored, or written, at once.
+        model: The model on its device, in eval mode.
+        tokenizer: The tokenizer of its training.
+        batch_size: Number of rows scored, or written, at once.
         mode: 'blockwise' reads context and continuation in one pass; 'autoregressive' scores each
-            token after its prefix alone, where that makes a difference (models that are not
-            causal).
-        context: Makes the context of the model's passes (its autocast).
-        max_gen_toks: Most tokens of a continuation where the task does not say.
-        seed: Of random draws of written texts.
-        rank: This process among ``world_size``.
-        world_size: Processes that share the examples.
-        gather: From a value to those of all ranks.
-        progress: Whether bars are shown; None: where stderr is a terminal.
+            token given its prefix only, which differs for models that are not causal.
+        context: Function that returns the context manager of the model's passes (its autocast).
+        max_gen_toks: Maximum length of a continuation, unless the task sets one.
+        seed: Seed of sampled texts.
+        rank: Rank of this process.
+        world_size: Number of processes that share the examples.
+        gather: Function that gathers a value from all ranks.
+        progress: Whether to show progress bars, by default if stderr is a terminal.
 
     Attributes:
-        work: What was computed here, by task.
+        usage: Time and tokens of this process, by task.
 
     Raises:
-        ValueError: If the model scores no plain texts.
+        ValueError: If the model cannot score plain texts.
     """
 
     def __init__(
@@ -182,48 +184,44 @@ class HarnessModel(LM):
         self._context, self._gather = context, gather
         self._rank, self._world_size = rank, world_size
         self._hidden = None if progress is None else not progress
-        self.work: defaultdict[str, Work] = defaultdict(Work)
+        self.usage: defaultdict[str, TaskUsage] = defaultdict(TaskUsage)
         self._flops = lru_cache(maxsize=None)(model.flops_per_token)
 
-    # ---- what the harness asks of ranks
+    # ---- interface of the harness for ranks
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return self.model.device
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns the tensors of all ranks, one after the other."""
         return torch.cat([part.reshape(-1) for part in self._gather(tensor.cpu())])
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """Returns the objects of all ranks on rank ``dst``, None on others."""
-        found = self._gather(obj)
-        return found if self.rank == dst else None
+        objects = self._gather(obj)
+        return objects if self.rank == dst else None
 
     def barrier(self) -> None:
-        """Waits for all ranks."""
         self._gather(None)
 
     # ---- requests
 
     def loglikelihood(self, requests: list[Any]) -> list[Any]:
-        """Returns of each (context, continuation) a ``LogLikelihood``."""
+        """Returns a ``LogLikelihood`` for each (context, continuation)."""
         return self._answers("loglikelihood", requests)
 
     def loglikelihood_rolling(self, requests: list[Any]) -> list[Any]:
-        """Returns of each (text,) a ``RollingLogLikelihood``: all of its tokens, from the start.
+        """Returns a ``RollingLogLikelihood`` of all tokens for each (text,).
 
-        Nothing is given, so that a method which infers something from what is given bounds the
-        likelihood of the text instead.
+        There is no context, so a method that infers latents bounds the likelihood of the text
+        instead of estimating it.
         """
         return self._answers("loglikelihood_rolling", requests)
 
     def generate_until(self, requests: list[Any]) -> list[Any]:
-        """Returns a continuation of each (context, options), cut before the stop texts.
+        """Returns a continuation for each (context, options), cut before the stop texts.
 
-        A request that the harness repeats stands in the list several times: each has draws of its
-        own, and an entry of its own in the cache.
+        The list has a request several times if the harness repeats it; each repeat has separate
+        draws and a separate entry in the cache.
         """
         wanted, seen = [], Counter[int]()
         for request in requests:
@@ -231,21 +229,21 @@ class HarnessModel(LM):
             seen[id(request)] += 1
         keys = [(*r.args, one.stream) for r, one in zip(requests, wanted, strict=True)]
         cached = self.cache_hook.dbdict or {}
-        found = [cached.get(hash_args("generate_until", key)) for key in keys]
-        missing = [number for number, text in enumerate(found) if text is None]
+        texts = [cached.get(hash_args("generate_until", key)) for key in keys]
+        missing = [idx for idx, text in enumerate(texts) if text is None]
         with self._bar(len(missing), "writing", " texts") as bar, torch.no_grad():
             for batch in _alike(wanted, missing, self.batch_size):
                 start = time.perf_counter()
                 with self._context():
                     written = write(self.model, self.own_tokenizer, [wanted[i] for i in batch])
                 seconds = time.perf_counter() - start
-                for number, text in zip(batch, written.texts, strict=True):
-                    found[number] = text
-                    self.cache_hook.add_partial("generate_until", keys[number], text)
-                    work = self.work[str(requests[number].task_name)]
-                    work.add_written(wanted[number].prompt, written, seconds)
+                for idx, text in zip(batch, written.texts, strict=True):
+                    texts[idx] = text
+                    self.cache_hook.add_partial("generate_until", keys[idx], text)
+                    usage = self.usage[str(requests[idx].task_name)]
+                    usage.add_written(wanted[idx].prompt, written, seconds)
                 bar.update(len(batch))
-        return found
+        return texts
 
     def _writing_request(self, request: Any, attempt: int) -> WritingRequest:
         context, options = request.args
@@ -262,17 +260,17 @@ class HarnessModel(LM):
 
     # ---- scoring
 
-    def _answers(self, kind: str, requests: list[Any]) -> list[Any]:
+    def _answers(self, request_type: str, requests: list[Any]) -> list[Any]:
         """Returns the log-likelihood of each request, in order."""
-        given = kind == "loglikelihood"
-        found: list[Any] = [None] * len(requests)
+        given = request_type == "loglikelihood"
+        answers: list[Any] = [None] * len(requests)
         texts = [request.args if given else ("", *request.args) for request in requests]
         before = self.reader.spanned
-        cuts = [self._pieces(*pair, given=given) for pair in texts]
+        cuts = [self._segments(*pair, given=given) for pair in texts]
         if spanned := self.reader.spanned - before:
             rank_zero_warn(
                 f"tasks: in {spanned} of {len(requests)} requests a token spans the join of "
-                "context and continuation; they are split as the harness' hf model does it, which "
+                "context and continuation; they are split like in the harness' hf model, which "
                 "leaves out tokens there (docs/tasks.md)"
             )
         tasks = [str(request.task_name) for request in requests]
@@ -285,51 +283,55 @@ class HarnessModel(LM):
                 given=given,
             )
             if given:
-                found[idx] = LogLikelihood(total.log_prob, total.greedy, facts)
+                answers[idx] = LogLikelihood(total.log_prob, total.greedy, facts)
             else:
-                found[idx] = RollingLogLikelihood(total.log_prob, facts)
-            self.cache_hook.add_partial(kind, requests[idx].args, found[idx])
-        return found
+                answers[idx] = RollingLogLikelihood(total.log_prob, facts)
+            self.cache_hook.add_partial(request_type, requests[idx].args, answers[idx])
+        return answers
 
-    def _pieces(self, context: str, continuation: str, *, given: bool) -> list[Piece]:
-        """Returns what is read for a request; nothing where there is nothing to score."""
+    def _segments(self, context: str, continuation: str, *, given: bool) -> list[Segment]:
+        """Returns the segments of a request; none if there is nothing to score."""
         if not continuation and not context[len(context.rstrip()) :]:
             return []
-        pieces = (
-            self.reader.pieces(context, continuation)
+        segments = (
+            self.reader.segments(context, continuation)
             if given
-            else self.reader.rolling_pieces(continuation)
+            else self.reader.rolling_segments(continuation)
         )
         if self.mode == "blockwise" or self.model.causal:
-            return pieces
-        return [prefix for piece in pieces for prefix in piece.prefixes()]
+            return segments
+        return [prefix for segment in segments for prefix in segment.prefixes()]
 
     def _sums(
-        self, cuts: Sequence[Sequence[Piece]], tasks: Sequence[str], *, given: bool
-    ) -> Iterator[tuple[int, _Sum]]:
-        """Yields number and result of each request as soon as all of its pieces are scored."""
-        sums = [_Sum(task, len(pieces)) for task, pieces in zip(tasks, cuts, strict=True)]
-        jobs = [(idx, piece) for idx, pieces in enumerate(cuts) for piece in pieces]
+        self, cuts: Sequence[Sequence[Segment]], tasks: Sequence[str], *, given: bool
+    ) -> Iterator[tuple[int, _PartialAnswer]]:
+        """Yields index and result of each request as soon as all of its segments are scored."""
+        sums = [
+            _PartialAnswer(task, len(segments)) for task, segments in zip(tasks, cuts, strict=True)
+        ]
+        jobs = [(idx, segment) for idx, segments in enumerate(cuts) for segment in segments]
         share = given and self.model.shares_prefixes and self.batch_size > 1
         whole = not given and self.mode == "blockwise"
         yield from ((idx, total) for idx, total in enumerate(sums) if not total.missing)
         with self._bar(len(jobs), "scoring", " rows") as bar:
             for batch, shared in self._batches(jobs, share=share):
-                pieces = [piece for _, piece in batch]
+                segments = [segment for _, segment in batch]
                 if shared:
-                    rows = self.reader.shared_batch(pieces)
+                    rows = self.reader.shared_batch(segments)
                 else:
-                    rows = self.reader.batch(pieces, whole=whole)
-                self._add_batch(rows, pieces, [sums[idx] for idx, _ in batch])
+                    rows = self.reader.batch(segments, whole=whole)
+                self._add_batch(rows, segments, [sums[idx] for idx, _ in batch])
                 bar.update(len(batch))
                 for idx in dict.fromkeys(idx for idx, _ in batch):
                     if not sums[idx].missing:
                         yield idx, sums[idx]
 
-    def _batches(self, jobs: Sequence[_Job], *, share: bool) -> Iterator[tuple[list[_Job], bool]]:
-        """Yields batches of jobs, and whether the jobs of a batch share what they are given."""
+    def _batches(
+        self, jobs: Sequence[_RequestSegment], *, share: bool
+    ) -> Iterator[tuple[list[_RequestSegment], bool]]:
+        """Yields batches of segments, and whether the segments of a batch share contexts."""
         order = sorted(jobs, key=lambda job: (-self.reader.read_tokens(job[1]), job[1].tokens))
-        groups: dict[tuple[int, ...], list[_Job]] = {}
+        groups: dict[tuple[int, ...], list[_RequestSegment]] = {}
         for job in order:
             groups.setdefault(_given(job), []).append(job)
         shared = {
@@ -342,12 +344,14 @@ class HarnessModel(LM):
         for first in range(0, len(plain), self.batch_size):
             yield plain[first : first + self.batch_size], False
 
-    def _shared_batches(self, groups: list[list[_Job]]) -> Iterator[list[_Job]]:
-        """Yields batches of jobs grouped by context, those with most tokens in a group first.
+    def _shared_batches(
+        self, groups: list[list[_RequestSegment]]
+    ) -> Iterator[list[_RequestSegment]]:
+        """Yields batches of segments grouped by context, the groups with most tokens first.
 
-        Groups of a batch are alike, as a method may read each as one row.
+        Groups of a batch have similar sizes, as a method may read each as one row.
         """
-        batch: list[_Job] = []
+        batch: list[_RequestSegment] = []
         for group in sorted(groups, key=_tokens_once, reverse=True):
             for part in self._parts(group):
                 # equal contexts of a batch are one row again
@@ -359,14 +363,14 @@ class HarnessModel(LM):
         if batch:
             yield batch
 
-    def _parts(self, group: Sequence[_Job]) -> Iterator[list[_Job]]:
-        """Yields the jobs of a context in parts that may be read as one row each, sorted by tokens.
+    def _parts(self, group: Sequence[_RequestSegment]) -> Iterator[list[_RequestSegment]]:
+        """Splits the segments of a context into parts that a method may read as one row each.
 
-        Attention grows with the square of a row: its continuations are in all no longer than the
-        context with the longest of them, or than 256 tokens.
+        Attention is quadratic in the length of a row, so the continuations of a part have at most
+        as many tokens in total as the longest segment, or 256.
         """
-        most = max(_FREE_TOKENS, max(len(piece.tokens) for _, piece in group))
-        part: list[_Job] = []
+        most = max(_FREE_TOKENS, max(len(segment.tokens) for _, segment in group))
+        part: list[_RequestSegment] = []
         for job in sorted(group, key=lambda job: job[1].tokens):
             if len(part) == self.batch_size or (part and _continued([*part, job]) > most):
                 yield part
@@ -374,27 +378,29 @@ class HarnessModel(LM):
             part.append(job)
         yield part
 
-    def _fit(self, jobs: Sequence[_Job]) -> bool:
-        """Whether jobs that share contexts fit a batch: its rows, and the positions of its padding.
+    def _fit(self, jobs: Sequence[_RequestSegment]) -> bool:
+        """Returns whether segments that share contexts fit a batch, in rows and in width.
 
-        A batch is as wide as its longest context and its longest continuation together, and
-        positions may be learned.
+        A batch is as wide as its longest context and its longest continuation together, and the
+        number of positions may be limited.
         """
         if len(jobs) > self.batch_size:
             return False
-        pieces = [piece for _, piece in jobs]
-        width = max(p.given for p in pieces) + max(len(p.tokens) - p.given for p in pieces) - 1
+        segments = [segment for _, segment in jobs]
+        width = max(p.given for p in segments) + max(len(p.tokens) - p.given for p in segments) - 1
         return self.reader.limit is None or width <= self.reader.limit
 
-    def _add_batch(self, rows: Batch, pieces: Sequence[Piece], sums: Sequence[_Sum]) -> None:
-        """Scores the rows of pieces, and adds the results to the sums that they belong to."""
+    def _add_batch(
+        self, rows: Batch, segments: Sequence[Segment], sums: Sequence[_PartialAnswer]
+    ) -> None:
+        """Scores the rows of segments, and adds the results to the sums of their requests."""
         start = time.perf_counter()
-        read = [self.reader.read_tokens(piece) for piece in pieces]
-        seen: dict[str, Any] = {}  # what the model records, by name: greedy, executed, flops, ...
+        read = [self.reader.read_tokens(segment) for segment in segments]
+        seen: dict[str, Any] = {}  # recorded statistics by name: greedy, executed, flops, ...
         taken = dict.fromkeys(("greedy", "thinking_steps", "flops"), seen.update)
         targets, owners = rows["targets"], None
-        if "prefix" in rows:  # targets that rows have in common are scored in the first of them
-            owners = first_alike(rows["prefix_row"], rows["tokens"], targets)
+        if "prefix" in rows:  # a target that several rows share is scored in the first of them
+            owners = first_alike(rows["prefix_row"], rows["tokens"], targets)  # (B, T), row indices
             is_first = owners == torch.arange(len(owners))[:, None]
             rows = rows | {"targets": targets.where(is_first, IGNORE)}
         with recording(**taken), torch.no_grad(), self._context():
@@ -422,35 +428,35 @@ class HarnessModel(LM):
             if steps is not None:
                 facts.steps = (facts.steps or 0.0) + steps[row].sum().item()
             facts.likelihood = scores.kind
-            self.work[total.task].seconds += seconds * read[row] / max(1, sum(read))
+            self.usage[total.task].seconds += seconds * read[row] / max(1, sum(read))
 
     def _bar(self, total: int, what: str, unit: str) -> Any:
         hidden = True if self._rank else self._hidden
         return tqdm(total=total, desc=what, unit=unit, disable=hidden)
 
 
-def _given(job: _Job) -> tuple[int, ...]:
-    """Returns the tokens that a job is given."""
+def _given(job: _RequestSegment) -> tuple[int, ...]:
+    """Returns the context tokens of a segment."""
     return job[1].tokens[: job[1].given]
 
 
-def _tokens_once(group: Sequence[_Job]) -> int:
-    """Returns the tokens of a context and of all its continuations."""
+def _tokens_once(group: Sequence[_RequestSegment]) -> int:
+    """Returns the number of tokens of a context and of all its continuations."""
     return len(_given(group[0])) + _continued(group)
 
 
-def _continued(group: Sequence[_Job]) -> int:
-    """Returns the tokens of all continuations of a context."""
-    return sum(len(piece.tokens) - piece.given for _, piece in group)
+def _continued(group: Sequence[_RequestSegment]) -> int:
+    """Returns the number of tokens of all continuations of a context."""
+    return sum(len(segment.tokens) - segment.given for _, segment in group)
 
 
 def _alike(
     wanted: Sequence[WritingRequest], missing: Sequence[int], size: int
 ) -> Iterator[list[int]]:
-    """Yields the numbers of requests that can be written at once, the longest prompts first."""
+    """Yields batches of indices of requests with equal options, the longest prompts first."""
     groups: dict[Any, list[int]] = {}
-    for number in missing:
-        groups.setdefault((wanted[number].sampling, wanted[number].most), []).append(number)
-    for numbers in groups.values():
-        numbers.sort(key=lambda n: (-len(wanted[n].prompt), wanted[n].prompt))
-        yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
+    for idx in missing:
+        groups.setdefault((wanted[idx].sampling, wanted[idx].most), []).append(idx)
+    for indices in groups.values():
+        indices.sort(key=lambda n: (-len(wanted[n].prompt), wanted[n].prompt))
+        yield from (indices[i : i + size] for i in range(0, len(indices), size))

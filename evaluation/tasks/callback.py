@@ -1,6 +1,7 @@
-"""``callbacks.TaskScores``: scores on tasks of lm-evaluation-harness while a model trains.
+"""``callbacks.TaskScores``: scores on tasks of lm-evaluation-harness during training.
 
-The harness takes seconds to import, so functions import it: a run without the callback never does.
+The harness takes seconds to import, so only functions import it, and runs without the callback
+never do.
 """
 
 from typing import Any, Literal
@@ -13,13 +14,26 @@ from callbacks.trainer_state import tokenizer_of
 
 
 class TaskScores(L.Callback):
-    """Logs scores on a few tasks, as ``evaluate.py tasks`` gives them, every n optimiser steps.
+    """Logs scores on a few tasks, like ``evaluate.py tasks``, every n optimiser steps.
 
-    As ``tasks/<task>/<metric>``, over all ranks: each scores its share of the examples. A small set
-    of local ones needs no network: ``blimp_local`` with ``limit: 20``, and the folder that the
-    environment variable ``DATA`` names (``docs/tasks.md``). Training is not touched: random states
-    and modes are put back, and the position in the data stays as it is. A Thoughtbubbles model
-    keeps its own ``budget``, by default in proportion to a text's length.
+    Scores are logged as ``tasks/<task>/<metric>``; the ranks share the examples. Local tasks need
+    no network: for example ``blimp_local`` with ``limit: 20``, in the folder that the environment
+    variable ``DATA`` names (``docs/tasks.md``). Training is not affected: random states and modes
+    are restored, and the position in the data does not change. A Thoughtbubbles model keeps its
+    ``budget``, by default in proportion to the length of a text.
+
+    Args:
+        tasks: Names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
+        every_n_steps: Number of optimiser steps between scorings.
+        limit: Number of examples of each task, the first ones (null: all).
+        num_fewshot: Number of examples before each question (null: as the task sets it).
+        batch_size: Number of rows in a batch.
+        mode: 'blockwise', or 'autoregressive', which scores each token given its prefix only.
+        include_path: Folder of your task files.
+        max_gen_toks: Maximum number of new tokens, unless the task sets one.
+
+    Raises:
+        ValueError: If a number is too low, or no task is named.
     """
 
     __module__ = "callbacks"  # the public path, which configs and checkpoints name
@@ -35,21 +49,6 @@ class TaskScores(L.Callback):
         include_path: str | None = None,
         max_gen_toks: int = 256,
     ) -> None:
-        """Chooses what is scored, and how often.
-
-        Args:
-            tasks: names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
-            every_n_steps: optimiser steps from one scoring to the next.
-            limit: only that many examples of each task, the first ones; null: all.
-            num_fewshot: examples before each question; null: as the task says.
-            batch_size: rows at once.
-            mode: 'blockwise', or 'autoregressive': each token after its prefix alone.
-            include_path: folder of your own task files.
-            max_gen_toks: most new tokens where a task that writes does not say.
-
-        Raises:
-            ValueError: if a number is too low, or no task is named.
-        """
         numbers = {"every_n_steps": every_n_steps, "limit": limit, "batch_size": batch_size}
         for name, value in {**numbers, "max_gen_toks": max_gen_toks}.items():
             check_least(name, value, 1)
@@ -67,19 +66,12 @@ class TaskScores(L.Callback):
         self._loaded: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the step of the latest scores."""
         return {"latest": self._latest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Does not score again what the checkpoint has scored."""
         self._latest = state_dict["latest"]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Loads the tasks, so that what is wrong with them shows at once.
-
-        Raises:
-            ValueError: if a task is unknown, its data cannot be had, or the model cannot be asked.
-        """
         from evaluation.tasks.harness import load_tasks
 
         if self.limit is not None and self.limit < trainer.world_size:
@@ -87,7 +79,7 @@ class TaskScores(L.Callback):
                 f"limit ({self.limit}) must give each of the {trainer.world_size} processes an "
                 f"example; set it to {trainer.world_size} or more"
             )
-        self._model_of_harness(trainer, pl_module)
+        self._model_of_harness(trainer, pl_module)  # raises now if the model cannot be scored
         with undisturbed(pl_module):
             self._loaded = load_tasks(self.tasks, self.include_path, self.num_fewshot)
 
@@ -99,18 +91,17 @@ class TaskScores(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Scores on all ranks, and logs on the first."""
         step = trainer.global_step
         if step == self._latest or step % self.every_n_steps:
             return
         self._latest = step
         values = self._scores(trainer, pl_module)
         for logger in trainer.loggers if trainer.is_global_zero else ():
-            # the step of the scalars logged with this batch, counted from 0
+            # the step of scalars logged with this batch, counted from 0
             logger.log_metrics(values, step=step - 1)
 
     def _scores(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
-        """Returns the scores by the names they are logged under; nothing on ranks but the first."""
+        """Returns the scores by their logged names; nothing on ranks other than 0."""
         from evaluation.tasks.harness import score_tasks
         from evaluation.tasks.task_scores import shown, task_scores
 
@@ -124,7 +115,7 @@ class TaskScores(L.Callback):
         model: Any = pl_module
         return {
             f"tasks/{name}/{metric}": value
-            for name, score in shown(task_scores(results, model, lm.work)).items()
+            for name, score in shown(task_scores(results, model, lm.usage)).items()
             for metric, value in score["metrics"].items()
         }
 
@@ -135,8 +126,8 @@ class TaskScores(L.Callback):
         tokenizer = tokenizer_of(trainer)
         if tokenizer is None:
             raise ValueError(
-                "TaskScores: the data have no tokenizer, which texts are encoded with; train on a "
-                "data module of datamodules, or leave the callback out"
+                "TaskScores: the data have no tokenizer to encode texts with; train on a data "
+                "module of datamodules, or leave the callback out"
             )
         return HarnessModel(
             model,

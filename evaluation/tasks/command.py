@@ -1,4 +1,4 @@
-"""``evaluate.py tasks``: a checkpoint's scores on tasks of lm-evaluation-harness."""
+"""``evaluate.py tasks``: scores of a checkpoint on tasks of lm-evaluation-harness."""
 
 from functools import partial
 from importlib.metadata import version
@@ -19,14 +19,14 @@ from evaluation.cost import non_embedding_parameters
 from evaluation.devices import autocast
 from evaluation.output import check_targets, format_table, write_json, write_jsonl
 from evaluation.provenance import describe_model
-from evaluation.results import keep
+from evaluation.results import save_result
 from lightning_models import LanguageModel
 from lightning_models.checkpoint import Checkpoint
 from lightning_models.recipe import split_names
 
 DEFAULT_BATCH = 16
 DEFAULT_GENERATED = 256
-"""Most new tokens where a task does not say, as in the harness."""
+"""Maximum number of new tokens unless a task sets one, as in the harness."""
 
 PACKAGES = ("lm_eval", "datasets", "torch")
 
@@ -38,27 +38,27 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--tasks",
         type=str,
         required=True,
-        help="Tasks, groups or tags by commas: the harness' (lambada_openai, hellaswag, blimp), or "
-        "those of configs/tasks (lambada_local), which read the folder DATA names.",
+        help="Tasks, groups or tags, separated by commas: from the harness (lambada_openai, "
+        "hellaswag, blimp) or configs/tasks (lambada_local), which read the folder DATA names.",
     )
     parser.add_argument(
         "--include_path",
         type=str | None,
         default=None,
-        help="Folder of your own task files. They are code: the harness runs their !function and "
+        help="Folder of your task files. They are code: the harness runs their !function and "
         "Jinja, so name only folders that you trust.",
     )
     parser.add_argument(
         "--limit",
         type=PositiveInt | None,
         default=None,
-        help="Score only that many examples of a task.",
+        help="Number of examples of a task to score (null: all).",
     )
     parser.add_argument(
         "--num_fewshot",
         type=NonNegativeInt | None,
         default=None,
-        help="Worked examples before each question (null: as the task says, or none).",
+        help="Worked examples before each question (null: as the task sets it, or none).",
     )
     parser.add_argument(
         "--batch_size", type=PositiveInt, default=DEFAULT_BATCH, help="Rows per batch."
@@ -67,19 +67,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--mode",
         type=Literal["blockwise", "autoregressive"],
         default="blockwise",
-        help="blockwise: context and continuation in one pass; autoregressive: each token after "
-        "its prefix alone, causal for every method. They differ for models that are not causal.",
+        help="blockwise: context and continuation in one pass; autoregressive: each token given "
+        "its prefix only, causal for every method. They differ for models that are not causal.",
     )
     add_budget_argument(
         parser,
-        "Streams of Thoughtbubbles: in proportion to a text's length (null: so, as in the paper), "
-        "or as of a whole window.",
+        "Streams of Thoughtbubbles: in proportion to a text's length (null: this, as in the "
+        "paper), or as for a whole window.",
     )
     parser.add_argument(
         "--max_gen_toks",
         type=PositiveInt,
         default=DEFAULT_GENERATED,
-        help="Most new tokens where a task that writes does not say.",
+        help="Maximum number of new tokens, unless the task sets one.",
     )
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of sampled texts.")
     add_tokenizer_argument(parser)
@@ -87,23 +87,23 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--cache",
         type=str | None,
         default=None,
-        help="File of answers (sqlite): a run that was stopped goes on from it.",
+        help="File of cached answers (sqlite), from which an interrupted run continues.",
     )
     add_file_arguments(
-        parser, output="JSON file to write.", samples="JSONL file to write: example by example."
+        parser, output="JSON file to write.", samples="JSONL file to write, one example a line."
     )
 
 
 def run(settings: Namespace) -> None:
-    """Scores the tasks, prints the table and writes the files that are asked for."""
+    """Scores the tasks, prints the table, and writes the files that are named."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
     names = split_names(settings.tasks)
     if not names:
         raise ValueError(f"tasks ({settings.tasks}) must name some, by commas, e.g. lambada_openai")
-    # Texts are shorter than training's windows: App. E.1 of the Thoughtbubbles paper.
+    # Texts are shorter than training windows: App. E.1 of the Thoughtbubbles paper.
     checkpoint, model, tokenizer = load_with_tokenizer(settings, budget="dynamic")
-    # The harness takes seconds to import: not before the input is known to be good.
+    # The harness takes seconds to import: not before the input is checked.
     from evaluation.tasks import harness
     from evaluation.tasks.adapter import HarnessModel
     from evaluation.tasks.task_scores import as_table, headlines, samples_of, task_scores
@@ -123,7 +123,7 @@ def run(settings: Namespace) -> None:
     identity = "" if cache is None else _identity(model, tokenizer, how)
     results = harness.score_tasks(lm, tasks, limit=settings.limit, cache=cache, identity=identity)
     assert results is not None  # a single process is the first rank
-    scores = task_scores(results, model, lm.work)
+    scores = task_scores(results, model, lm.usage)
     named = {"model": type(model).__name__, "checkpoint": str(checkpoint.path)}
     named |= {key: str(how[key]) for key in ("mode", "budget") if key in how}
     print(f"{as_table(results, scores)}\n\n{format_table(named)}")
@@ -138,7 +138,7 @@ def run(settings: Namespace) -> None:
         "settings": how,
         "versions": {name: version(name) for name in PACKAGES},
     }
-    keep(checkpoint, result, {"command": "tasks", "tokenizer": tokenizer.state(), **how})
+    save_result(checkpoint, result, {"command": "tasks", "tokenizer": tokenizer.state(), **how})
     if output is not None:
         write_json(output, result)
 
@@ -146,7 +146,7 @@ def run(settings: Namespace) -> None:
 def describe(
     settings: Namespace, checkpoint: Checkpoint, model: LanguageModel, names: list[str]
 ) -> dict[str, Any]:
-    """Returns how the model was asked, as plain values."""
+    """Returns the settings of the scoring as plain values."""
     keys = ("include_path", "limit", "num_fewshot", "batch_size", "mode", "max_gen_toks", "seed")
     budget = getattr(model.config, "uses_budget", False)
     return {
@@ -159,11 +159,11 @@ def describe(
 
 
 def _identity(model: LanguageModel, tokenizer: Tokenizer, how: dict[str, Any]) -> str:
-    """Returns what decides the answers; which tasks are asked, and how many at once, does not."""
+    """Returns a digest of everything that determines answers, so not of tasks or batch size."""
     from evaluation.tasks.harness import identity_of
 
     keys = ("mode", "max_gen_toks", "seed", "precision")
     decisive = {key: how[key] for key in keys}
-    if model.adaptive:  # answers of an older cache do not say what ran
+    if model.adaptive:  # answers of older caches lack the executed FLOPs
         decisive["flops"] = "counted"
     return identity_of(model, tokenizer.state(), decisive)

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: tasks by name, their scores, and answers kept in a file."""
+"""lm-evaluation-harness: loading and running tasks, and a file of cached answers."""
 
 import contextlib
 import difflib
@@ -23,25 +23,25 @@ from lightning_models import LanguageModel
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN_TASKS = PROJECT / "configs" / "tasks"
-"""Task files of the project: local copies of data sets, and the paper's own rules."""
+"""Task files of the project: local copies of data sets, and the rules of papers."""
 
 FEWSHOT_SEED = 1234
-"""Seed of the drawn examples, the harness' own default."""
+"""Seed of the drawn examples, the harness' default."""
 
 _IDENTITY = "identity"
 
 
-# ---- surroundings of the harness
+# ---- environment of the harness
 
 
 @contextlib.contextmanager
 def quiet(*, silent: bool = False) -> Iterator[None]:
-    """Temporarily lets the harness and the hub's client report errors only, in this process.
+    """Silences warnings of the harness and the hub's client in this process within the context.
 
-    What is printed goes to stderr, where results are not; ``silent``: nowhere.
+    Printed text goes to stderr, apart from results, or nowhere with ``silent``.
     """
     disabled, forks = logging.root.manager.disable, os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"  # bootstrapping: other processes would need the model
+    os.environ["DISABLE_MULTIPROC"] = "1"  # other processes of the bootstrap would need the model
     logging.disable(logging.WARNING)
     try:
         with contextlib.ExitStack() as stack:
@@ -63,22 +63,22 @@ def quiet(*, silent: bool = False) -> Iterator[None]:
 def load_tasks(
     names: Sequence[str], include_path: str | Path | None, num_fewshot: int | None
 ) -> dict[str, Any]:
-    """Returns what the harness' ``TaskManager.load`` does, with the number of examples set.
+    """Loads tasks like the harness' ``TaskManager.load``, and sets their number of examples.
 
     Args:
-        names: of tasks, groups or tags: the harness' own, those of ``configs/tasks``, and those of
-            ``include_path``, which go first.
-        include_path: folder of your own task files; None: none.
-        num_fewshot: examples before each question; None: as the task says. Tasks that say 0
-            keep it, as in the harness.
+        names: Names of tasks, groups or tags of the harness, ``configs/tasks`` and
+            ``include_path``; files of the latter take precedence.
+        include_path: Folder of the user's task files, if any.
+        num_fewshot: Number of examples before each question, by default as the task sets it. Tasks
+            that set 0 keep it, as in the harness.
 
     Raises:
-        ValueError: if a name is unknown, or the data of a task cannot be had.
+        ValueError: If a name is unknown, or the data of a task are not available.
     """
     if include_path is not None and not Path(include_path).is_dir():
-        raise ValueError(f"include_path ({include_path}) is no folder; name one of task files")
+        raise ValueError(f"include_path ({include_path}) is no folder; name one with task files")
     folders = [OWN_TASKS, *([] if include_path is None else [Path(include_path)])]
-    found: dict[str, Any] = {"tasks": {}, "groups": {}}
+    loaded: dict[str, Any] = {"tasks": {}, "groups": {}}
     with quiet():
         manager = _manager(names, folders)
         for name in names:
@@ -86,17 +86,18 @@ def load_tasks(
                 raise ValueError(_unknown(name, manager.all_tasks))
         for name in names:
             part = _load(manager, name)
-            found["tasks"] |= part["tasks"]
-            found["groups"] |= part.get("groups", {})
-        for task in found["tasks"].values():
+            loaded["tasks"] |= part["tasks"]
+            loaded["groups"] |= part.get("groups", {})
+        for task in loaded["tasks"].values():
             _set_shots(task, num_fewshot)
-    return found
+    return loaded
 
 
 def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
-    """Returns what knows the names; all of the harness' task files only if that takes them.
+    """Returns a task manager that knows the names, with as few task files as possible.
 
-    Reading the thousands of them takes a minute. Folders that a name begins with come first.
+    Reading the harness' thousands of files takes a minute, so folders whose names begin a task's
+    name are tried first.
     """
     root = Path(harness_tasks.__file__).parent
     likely = [
@@ -114,22 +115,22 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {', '.join(close)}?" if close else ""
     return (
-        f"tasks ({name}) is no task, group or tag of the harness, of configs/tasks or of "
+        f"tasks ({name}) is not a task, group or tag of the harness, of configs/tasks or of "
         f"--include_path{hint}"
     )
 
 
 def _load(manager: TaskManager, name: str) -> Any:
-    """Returns the tasks of a name.
+    """Loads the tasks of a name.
 
     Raises:
-        ValueError: if they cannot be had.
+        ValueError: If they cannot be loaded.
     """
     try:
         return manager.load([name])
     except TaskDataError:
         raise
-    except Exception as error:  # whatever datasets, the hub's client and task files raise
+    except Exception as error:  # any error of datasets, the hub's client or task files
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
             f"tasks ({name}) cannot be loaded ({reason}). Its data come from the Hugging Face hub: "
@@ -140,15 +141,15 @@ def _load(manager: TaskManager, name: str) -> Any:
 
 
 def _set_shots(task: Any, num_fewshot: int | None) -> None:
-    own = task.get_config("num_fewshot")
-    if own is None or (num_fewshot is not None and own != 0):
+    default = task.get_config("num_fewshot")
+    if default is None or (num_fewshot is not None and default != 0):
         task.set_config(key="num_fewshot", value=num_fewshot or 0)
     shots, pool = task.get_config("num_fewshot"), getattr(task, "sampler", None)
-    found = len(getattr(pool, "df", None) or ())
-    if shots and found <= shots:  # one of them may be the question itself
+    available = len(getattr(pool, "df", None) or ())
+    if shots and available <= shots:  # one of them may be the question itself
         raise ValueError(
-            f"num_fewshot ({shots}): {task.task_name} has {found} documents to draw them from, "
-            "which must be more; set a smaller number"
+            f"num_fewshot ({shots}): {task.task_name} has only {available} documents to draw them "
+            "from; set a smaller number"
         )
 
 
@@ -165,21 +166,21 @@ def score_tasks(
     bootstrap_iters: int = 1000,
     silent: bool = False,
 ) -> dict[str, Any] | None:
-    """Returns what the harness' ``evaluate`` does, examples included; None on ranks but the first.
+    """Runs the harness' ``evaluate`` and returns its result with examples; None on ranks above 0.
 
     Args:
-        lm: the model.
-        tasks: as ``load_tasks`` returned them.
-        limit: only that many examples of each task, the first ones; None: all.
-        cache: file of answers: those in it are taken, others go into it as they come.
-        identity: what decides the answers; a cache of another one is refused.
-        bootstrap_iters: samples for the standard errors of perplexities; 0: no standard errors.
-        silent: whether the harness shows no progress.
+        lm: The model.
+        tasks: Tasks from ``load_tasks``.
+        limit: Number of examples of each task, the first ones, by default all.
+        cache: File of cached answers, which are reused; new answers are added.
+        identity: Digest of everything that determines answers; it must match the cache's.
+        bootstrap_iters: Samples for the standard errors of perplexities; 0 for none.
+        silent: Whether to hide the harness' progress.
 
     Raises:
-        ValueError: if the cache belongs to another model or other settings, or is no such file.
+        ValueError: If the cache belongs to another model or other settings, or is not a cache.
     """
-    for task in tasks["tasks"].values():  # again: draws go on from where the latest scoring ended
+    for task in tasks["tasks"].values():  # reset, as an earlier scoring has drawn from it
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     answering: Any = lm if cache is None else open_cache(lm, cache, identity)
     try:
@@ -198,24 +199,23 @@ def score_tasks(
 
 
 class AnswerFile(CachingLM):
-    """The model with a file of answers, in which each repeat of a written text has its entry.
+    """The model with a file of answers, in which each repeat of a request has an entry.
 
-    The harness keeps one text a request, which all repeats would get, and leaves out requests
+    The harness' class keeps one text a request, which all repeats would get, and skips requests
     that are repeated with other draws.
     """
 
     def generate_until(self, requests: list[Any]) -> list[Any]:
-        """Returns the continuations; ``HarnessModel`` looks them up by their random stream."""
-        texts = self.lm.generate_until(requests)
+        texts = self.lm.generate_until(requests)  # which looks them up by their random stream
         self.dbdict.commit()
         return texts
 
 
 def open_cache(lm: HarnessModel, path: Path, identity: str) -> AnswerFile:
-    """Returns the model with its answers in a file.
+    """Opens the file of answers of a model.
 
     Raises:
-        ValueError: see ``score_tasks``.
+        ValueError: See ``score_tasks``.
     """
     if path.is_file() and path.stat().st_size:
         _check_whole(path)
@@ -238,13 +238,13 @@ def _check_whole(path: Path) -> None:
         state = str(error)
     if state != "ok":
         raise ValueError(
-            f"cache ({path}) is damaged, or no file of answers ({state}); delete it, or name "
+            f"cache ({path}) is damaged, or not a file of answers ({state}); delete it, or name "
             "another file"
         )
 
 
 def identity_of(model: LanguageModel, tokenizer_state: Any, settings: dict[str, Any]) -> str:
-    """Returns a digest of what decides answers: weights, configuration, tokenizer and settings."""
+    """Returns a digest of weights, configuration, tokenizer and settings."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

@@ -1,8 +1,8 @@
 """Data sets of a local folder, for the task files in ``configs/tasks``.
 
-The environment variable ``DATA`` names the folder. The harness reads local files with
-``dataset_path: json`` as well, but it expands no variables, accepts rows without a field and
-compressed files that are cut off, and scores an old copy of a file that was replaced.
+The environment variable ``DATA`` names the folder. The harness can read local files with
+``dataset_path: json`` too, but it expands no variables, accepts rows without a field and truncated
+compressed files, and scores an old copy of a file that was replaced.
 """
 
 import os
@@ -16,7 +16,7 @@ from datasets import Dataset
 from datamodules.files import files_like
 from datamodules.readers import read_rows
 
-LAYOUT = "see docs/tasks.md for what lies in that folder"
+LAYOUT = "see docs/tasks.md for the layout of that folder"
 
 
 class TaskDataError(ValueError):
@@ -31,13 +31,13 @@ def load(
     Args:
         files: File of each split within ``DATA``, as a pattern; ``{key}`` stands for a value of the
             metadata. Files may be compressed.
-        row: An example of a row, which gives names and types of the fields that are kept.
-        optional: Splits that are empty where their file is missing.
-        **metadata: The task's ``metadata``, which the harness hands over.
+        row: An example row with names and types of the fields to keep.
+        optional: Splits that are empty if their file is missing.
+        **metadata: The task's ``metadata``, as the harness passes it.
 
     Raises:
-        TaskDataError: ``DATA`` is not set, a file is missing, or a row lacks a field or has a value
-            of another type.
+        TaskDataError: If ``DATA`` is not set, a file is missing, or a row lacks a field or has a
+            value of another type.
     """
     schema = pa.Table.from_pylist([dict(row)]).schema
     paths = {
@@ -49,7 +49,7 @@ def load(
 
 
 def _only(pattern: str, optional: bool) -> Path | None:
-    """Finds the one file of a pattern within ``DATA``; None for an optional one that is missing."""
+    """Returns the only file of a pattern within ``DATA``, or None if it is missing and optional."""
     data = os.environ.get("DATA")
     if not data:
         raise TaskDataError(
@@ -76,7 +76,7 @@ def _read(path: Path, schema: pa.Schema) -> Dataset:
         table = pa.Table.from_pylist(list(_checked(path, schema)), schema=schema)
     except OSError as error:
         raise TaskDataError(f"{path}: {error.strerror or error}; {LAYOUT}") from error
-    except ValueError as error:  # it names the file and the line
+    except ValueError as error:  # the message names file and line
         raise TaskDataError(f"{' '.join(str(error).split())[:300]}; {LAYOUT}") from error
     if not len(table):
         raise TaskDataError(f"{path} has no rows; {LAYOUT}")
@@ -98,7 +98,7 @@ def _checked(path: Path, schema: pa.Schema) -> Iterator[dict[str, Any]]:
 
 
 def _keeps(value: Any, kept: Any) -> bool:
-    """Whether Arrow kept a value; it rounds numbers and fills missing fields of objects."""
+    """Returns whether Arrow kept a value: it rounds numbers and fills missing fields of objects."""
     if isinstance(kept, dict):
         return all(key in value and _keeps(value[key], kept[key]) for key in kept)
     if isinstance(kept, list):

@@ -1,6 +1,6 @@
-"""How the Thoughtbubbles paper decides what is right (arXiv 2510.00219, Appendix E).
+"""Metrics of the Thoughtbubbles paper (arXiv 2510.00219, Appendix E) for ``configs/tasks``.
 
-For ``configs/tasks``: each function is named in a task file, and takes what the harness hands over.
+Task files name these functions, and the harness calls them.
 """
 
 from collections.abc import Sequence
@@ -10,27 +10,28 @@ from evaluation.tasks.adapter import LogLikelihood
 
 
 def hellaswag_sequences(doc: dict[str, Any]) -> list[str]:
-    """Returns each continuation after the premise, as whole texts."""
+    """Returns whole texts: the premise followed by each continuation."""
     return [f"{doc['query']} {ending}" for ending in doc["choices"]]
 
 
 def piqa_sequences(doc: dict[str, Any]) -> list[str]:
-    """Returns each solution after the goal, as whole texts."""
+    """Returns whole texts: the goal followed by each solution."""
     return [f"{doc['goal']} {doc[key]}" for key in ("sol1", "sol2")]
 
 
 def lowest_perplexity(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
-    """Returns ``acc``: whether the right sequence has the lowest perplexity, the first of equals.
+    """Returns ``acc``, whether the right sequence has the lowest perplexity.
 
-    The right one is ``gold`` of HellaSwag, ``label`` of PIQA, and of BLiMP the first.
+    The first one wins ties. The right sequence is ``gold`` in HellaSwag, ``label`` in PIQA, and the
+    first one in BLiMP.
 
     Raises:
-        ValueError: if the scores do not say how many tokens they are of.
+        ValueError: If the scores have no number of tokens.
     """
     if not all(isinstance(result, LogLikelihood) for result in results):
         raise ValueError(
-            "tasks: the paper's rules compare perplexities of a token, and these scores do not "
-            "say how many tokens they are of; run the task with evaluate.py tasks"
+            "tasks: the paper's rules compare perplexities per token, and these scores have no "
+            "number of tokens; run the task with evaluate.py tasks"
         )
     nats = [-result[0] / result.facts.scored for result in results]
     return {"acc": float(nats.index(min(nats)) == int(doc.get("gold", doc.get("label", 0))))}

@@ -1,13 +1,13 @@
-"""Pass@k on GSM8K: the functions that ``configs/tasks/gsm8k_pass_at_k.yaml`` names.
+"""Pass@k on GSM8K: functions of ``configs/tasks/gsm8k_pass_at_k.yaml``.
 
 The protocol of the Latent-Thought paper (arXiv 2502.01567, section 3.3 and appendix A.3): five
-candidates of up to 50 tokens, each a multinomial sample after an inference of the latent vectors
-of its own; a question counts as solved if any candidate is right.
+candidates of up to 50 tokens, each a multinomial sample after a separate inference of the latent
+vectors; a question counts as solved if any candidate is right.
 
-NOTE(paper): the paper names "the 1K test set"; the task has all 1,319 test problems. It publishes
-neither its prompt nor how answers are read: ours are in the task file and in `extract_answer`. Its
-GPT-2 baselines answer by beam search with five beams; here every model is sampled alike, and
-``gsm8k_beam.yaml`` is for the harness' own model, which has beam search.
+NOTE(paper): the paper names "the 1K test set"; the task has all 1,319 test problems. The paper
+publishes neither its prompt nor its extraction of answers: ours are in the task file and in
+`extract_answer`. Its GPT-2 baselines answer by beam search with five beams; here every model is
+sampled alike, and ``gsm8k_beam.yaml`` is for the harness' hf model, which has beam search.
 """
 
 import math
@@ -22,7 +22,7 @@ from datamodules.word_problems import result_of
 from evaluation.tasks.local_data import TaskDataError, load
 
 QUESTION = "Question:"
-"""Begins a question in the prompt of the task file."""
+"""Prefix of a question in the prompt of the task file."""
 
 _MARKED = re.compile(r"####([^\n]*)")
 
@@ -31,23 +31,23 @@ def local_problems(**arguments: Any) -> dict[str, Dataset]:
     """Reads GSM8K from files below ``DATA``, see ``local_data.load``.
 
     Raises:
-        TaskDataError: A file is not as published, or train has questions that are asked.
+        TaskDataError: If a file is not as published, or train contains test questions.
     """
     splits = load(**arguments)
     shared = set(splits["train"]["question"]) & set(splits["test"]["question"])
     if shared:
         raise TaskDataError(
-            f"DATA: gsm8k/train.jsonl has {len(shared)} of the questions that are asked, answers "
-            "included; examples would give them away"
+            f"DATA: gsm8k/train.jsonl has {len(shared)} of the test questions with their answers, "
+            "which the examples would give away; remove them"
         )
     return splits
 
 
 def check_answers(problems: Dataset) -> Dataset:
-    """Returns problems whose right answers are numbers, as they are.
+    """Returns the problems unchanged if their answers are numbers.
 
     Raises:
-        TaskDataError: An answer has no number after ``####``.
+        TaskDataError: If an answer has no number after ``####``.
     """
     for idx, answer in enumerate(problems["answer"]):
         if read_number(result_of(answer)) is None:
@@ -58,16 +58,16 @@ def check_answers(problems: Dataset) -> Dataset:
 def extract_answers(
     tries: Sequence[Sequence[str]], docs: Sequence[dict[str, Any]]
 ) -> list[list[str | None]]:
-    """Returns the number of each text; this is the filter of the task."""
+    """Extracts the answer of each text; this is the filter of the task."""
     return [[extract_answer(text) for text in texts] for texts in tries]
 
 
 def extract_answer(text: str) -> str | None:
-    r"""Returns the number that a continuation of a prompt gives, in its plainest form.
+    r"""Extracts the answer from a continuation, as a number in its plainest form.
 
-    This is the first number after the first ``####``, on its line; without one, the number in the
-    last ``\boxed{}``; without that, the last number of the text. Text from the next "Question:" on
-    is not part of the answer: models go on to ask themselves.
+    It is the first number after the first ``####``, on the same line; else the number in the last
+    ``\boxed{}``; else the last number of the text. Text from the next "Question:" on is ignored,
+    since models continue with further questions.
 
     Returns:
         E.g. "18" for "$18.00.", "-1200" for "-1,200", "0.5" for "1/2"; None without any number.
@@ -82,7 +82,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def pass_rates(doc: dict[str, Any], results: Sequence[Sequence[str | None]]) -> dict[str, float]:
-    """Returns pass@k and pass@1 of a question with k tries; the metrics of the task."""
+    """Returns pass@k and pass@1 of a question with k tries, the metrics of the task."""
     (answers,) = results
     gold = result_of(doc["answer"])
     right = sum(answer is not None and same_number(answer, gold) for answer in answers)
@@ -91,8 +91,8 @@ def pass_rates(doc: dict[str, Any], results: Sequence[Sequence[str | None]]) -> 
 
 
 def pass_at(k: int, tries: int, right: int) -> float:
-    """Returns the unbiased estimate of pass@k: the share of sets of k tries with a right one.
+    """Returns the unbiased estimate of pass@k, 1 - C(tries - right, k) / C(tries, k).
 
-    This is 1 - C(tries - right, k) / C(tries, k).
+    It is the share of the sets of k tries that contain a right one.
     """
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)

@@ -1,20 +1,20 @@
-"""Texts as a model reads them, and which of their tokens are scored.
+"""Tokenisation of contexts and continuations for each type of model, and the tokens to score.
 
-The harness asks for the log-likelihood of a continuation after a context. Where one ends and the
-other begins, in tokens, is decided as its ``hf`` model does it: both are encoded together, white
-space at the context's end goes to the continuation, an empty context is BOS or the end-of-text
-token, and texts begin with BOS where the tokenizer begins them so. Where a token spans the join,
-the context is read as encoded alone, and as many tokens of the whole are left out as that has.
+The harness asks for the log-likelihood of a continuation after a context. The boundary between
+their tokens is the one of its ``hf`` model: both are encoded together, white space at the end of
+the context goes to the continuation, an empty context is BOS or the end-of-text token, and texts
+begin with BOS if the tokenizer adds it. If a token spans the join, the context is encoded
+separately, and the first tokens of the whole text, as many as the context has, are left out.
 
 ``LoadedModel.score`` reads whole texts (``documents``): all tokens of the context are kept and the
-continuation is encoded alone, so that the scored tokens are exactly its text.
+continuation is encoded separately, so that the scored tokens are exactly its text.
 
-| reader | for models of | what is scored |
+| reader | for models of | scored tokens |
 |---|---|---|
 | `WindowReader` | windows of tokens | the continuation's tokens |
 | `MarkedReader` | windows over marked sentences | its words, not the marks between sentences |
 | `SentenceReader` | sentences (Thought Gestalt) | its words, not the marks |
-| `QuestionReader` | questions, the context, with answers | the answer's tokens and its end |
+| `QuestionReader` | questions (the context) with answers | the answer's tokens and its EOS |
 """
 
 import hashlib
@@ -39,13 +39,13 @@ Batch = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Tokens that the model reads at once.
+class Segment:
+    """Tokens that the model reads in one row, with a mask of the scored ones.
 
     Attributes:
-        tokens: In order; of a `SentenceReader` without marks.
-        scored: Whether each is scored; the first one of a window never is, the last one always.
-        ends: Where sentences end, in tokens, of a `SentenceReader`; else empty.
+        tokens: Token ids; from a `SentenceReader` without marks.
+        scored: Whether each token is scored; the first one of a window never is, the last one is.
+        ends: Ends of the sentences as indices of tokens from a `SentenceReader`, else empty.
     """
 
     tokens: tuple[int, ...]
@@ -53,47 +53,47 @@ class Piece:
     ends: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, given: Sequence[int], scored: Sequence[int]) -> "Piece":
-        """Returns a piece of given tokens and of the tokens that are scored after them."""
+    def of(cls, given: Sequence[int], scored: Sequence[int]) -> "Segment":
+        """Returns a segment of context tokens followed by scored tokens."""
         return cls((*given, *scored), (*[False] * len(given), *[True] * len(scored)))
 
     @property
     def given(self) -> int:
-        """Tokens before the first scored one."""
+        """Number of tokens before the first scored one."""
         return self.scored.index(True)
 
-    def prefixes(self) -> Iterator["Piece"]:
-        """Yields, for each scored token, the tokens up to it, of which it alone is scored."""
-        for place in np.flatnonzero(self.scored).tolist():
-            ends = tuple(end for end in self.ends if end <= place)
-            yield Piece(
-                self.tokens[: place + 1],
-                (*[False] * place, True),
-                (*ends, place + 1) if self.ends else (),
+    def prefixes(self) -> Iterator["Segment"]:
+        """Yields, for each scored token, the segment that ends with it and scores only it."""
+        for idx in np.flatnonzero(self.scored).tolist():
+            ends = tuple(end for end in self.ends if end <= idx)
+            yield Segment(
+                self.tokens[: idx + 1],
+                (*[False] * idx, True),
+                (*ends, idx + 1) if self.ends else (),
             )
 
 
 def stream_of(tokens: Sequence[int]) -> int:
-    """Returns the 62-bit number of the random stream for tokens.
+    """Returns the 62-bit id of the random stream after context tokens.
 
-    Scored texts follow what they are given: the draws are the same for all answers of a question,
-    whatever batch or order they come in.
+    Random draws of a scored text depend on its context only, so they are the same for all answers
+    of a question, in any batch and order.
     """
     digest = hashlib.sha256(np.asarray(tokens, dtype=np.int64).tobytes()).digest()
     return int.from_bytes(digest[:8], "big") >> 2
 
 
 class Reader(ABC):
-    """Turns texts into tokens, and tokens into batches.
+    """Converts texts to tokens, and tokens to batches.
 
     Args:
-        tokenizer: The one the model was trained with.
-        limit: Most tokens that the model reads at once; None: any number.
+        tokenizer: The tokenizer of the model's training.
+        limit: Maximum number of tokens that the model reads at once, or None if unlimited.
         documents: Whether contexts begin documents, after BOS or the end-of-text token as in
-            training, and continuations are encoded alone; the harness' contexts stand alone.
+            training, and continuations are encoded separately. The harness' contexts do not.
 
     Attributes:
-        spanned: Requests so far in which a token spans the join of context and continuation.
+        spanned: Number of requests so far with a token that spans context and continuation.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit: int | None, *, documents: bool = False) -> None:
@@ -101,35 +101,37 @@ class Reader(ABC):
         self.spanned = 0
 
     @abstractmethod
-    def piece(self, context: str, continuation: str) -> Piece:
-        """Returns both texts, the continuation's tokens scored; it may be longer than the limit."""
+    def segment(self, context: str, continuation: str) -> Segment:
+        """Returns both texts as a segment of any length that scores the continuation."""
 
     @abstractmethod
-    def rows(self, pieces: Sequence[Piece]) -> Batch:
-        """Returns the tokens of pieces within the limit, and the scored ones as targets."""
+    def rows(self, segments: Sequence[Segment]) -> Batch:
+        """Returns a batch of segments within the limit, with the scored tokens as targets."""
 
-    def batch(self, pieces: Sequence[Piece], *, whole: bool = False) -> Batch:
-        """Returns ``rows`` with ``sequence_id`` (B,), and ``context`` (B,): tokens that are given.
+    def batch(self, segments: Sequence[Segment], *, whole: bool = False) -> Batch:
+        """Returns ``rows`` with ``sequence_id`` (B,) and ``context`` (B,), the context's length.
 
         Args:
-            pieces: At least one.
-            whole: Whether nothing is given: a method that infers something from what is given
-                bounds the likelihood of the text instead, and each text has its own draws.
+            segments: At least one segment.
+            whole: Whether texts have no context: then a method that infers latents bounds the
+                likelihood of the text instead, and each text has separate draws.
         """
-        given = [piece.tokens if whole else piece.tokens[: piece.given] for piece in pieces]
-        batch = self.rows(pieces) | {"sequence_id": torch.tensor(list(map(stream_of, given)))}
+        given = [
+            segment.tokens if whole else segment.tokens[: segment.given] for segment in segments
+        ]
+        batch = self.rows(segments) | {"sequence_id": torch.tensor(list(map(stream_of, given)))}
         return batch if whole else batch | {"context": torch.tensor(list(map(len, given)))}
 
-    def shared_batch(self, pieces: Sequence[Piece]) -> Batch:
-        """Returns the batch of pieces, in which what several are given stands once, as ``prefix``.
+    def shared_batch(self, segments: Sequence[Segment]) -> Batch:
+        """Returns a batch of segments in which a shared context is stored once, as ``prefix``.
 
-        ``LanguageModel.score`` has the keys. Rows begin with the last given token.
+        ``LanguageModel.score`` documents the keys. Rows begin with the last token of the context.
         """
-        given = [piece.tokens[: piece.given] for piece in pieces]
+        given = [segment.tokens[: segment.given] for segment in segments]
         index = {prefix: row for row, prefix in enumerate(dict.fromkeys(given))}
         rests = [
-            Piece(piece.tokens[piece.given - 1 :], piece.scored[piece.given - 1 :])
-            for piece in pieces
+            Segment(segment.tokens[segment.given - 1 :], segment.scored[segment.given - 1 :])
+            for segment in segments
         ]
         prefixes = [torch.tensor(prefix) for prefix in index]
         return self.rows(rests) | {
@@ -139,74 +141,75 @@ class Reader(ABC):
             "prefix_row": torch.tensor([index[prefix] for prefix in given]),
         }
 
-    def document(self, text: str) -> Piece:
-        """Returns a whole text, from its start to its end, all of which is read."""
-        return self.piece("", text)
+    def document(self, text: str) -> Segment:
+        """Returns a whole text from its start to its end as a segment."""
+        return self.segment("", text)
 
-    def pieces(self, context: str, continuation: str) -> list[Piece]:
-        """Returns the texts in pieces within the limit; together they score each token once.
+    def segments(self, context: str, continuation: str) -> list[Segment]:
+        """Returns segments within the limit that together score each token once.
 
-        A continuation that fits is one piece, the context cut on the left. A longer one is read in
-        windows that each have as much before them as fits, as the harness' rolling windows.
+        A continuation that fits is one segment, with the context truncated on the left. A longer
+        one is split into windows with as much preceding text as fits, like the harness' rolling
+        windows.
         """
-        return windows(self.piece(context, continuation), self.limit)
+        return windows(self.segment(context, continuation), self.limit)
 
     def prompt(self, text: str) -> list[int]:
-        """Returns what a model reads before it continues ``text``; at least one token.
+        """Returns the ids of a prompt, at least one.
 
-        Of models of sentences these are marked, the last one open.
+        For models of sentences they have marks, and the last sentence is open.
         """
         marked = isinstance(self.tokenizer, SentenceTokenizer)
         if marked or self.tokenizer.text_bos_id is not None:
             return self.tokenizer.prompt_ids(text)
         return self.tokenizer.encode(text) or [self.tokenizer.eos_id]
 
-    def rolling_pieces(self, text: str) -> list[Piece]:
-        """Returns `pieces` of a whole text, as the harness scores one."""
-        return self.pieces("", text)
+    def rolling_segments(self, text: str) -> list[Segment]:
+        """Returns `segments` of a whole text, like the harness."""
+        return self.segments("", text)
 
-    def read_tokens(self, piece: Piece) -> int:
-        """Returns how many tokens the model reads of a piece."""
-        return len(piece.tokens) - 1
+    def read_tokens(self, segment: Segment) -> int:
+        """Returns the number of tokens that the model reads for a segment."""
+        return len(segment.tokens) - 1
 
 
-def windows(piece: Piece, limit: int | None) -> list[Piece]:
-    """Returns a piece cut into such that have at most ``limit`` inputs and score as many tokens."""
-    if not any(piece.scored):
+def windows(segment: Segment, limit: int | None) -> list[Segment]:
+    """Splits a segment into windows of at most ``limit`` inputs that score each token once."""
+    if not any(segment.scored):
         return []
-    size, begin = len(piece.tokens), piece.given
+    size, begin = len(segment.tokens), segment.given
     if limit is None or size - 1 <= limit:
-        return [piece]
-    found = []
+        return [segment]
+    parts = []
     while begin < size:
         end = min(begin + limit, size)
         start = max(0, end - limit - 1)
-        scored = [place >= begin and piece.scored[place] for place in range(start, end)]
-        if any(scored):  # marks alone are not worth a window
+        scored = [idx >= begin and segment.scored[idx] for idx in range(start, end)]
+        if any(scored):  # a window of marks only is skipped
             last = len(scored) - scored[::-1].index(True)
-            tokens = piece.tokens[start : start + last]
-            found.append(Piece(tokens, tuple(scored[:last])))
+            tokens = segment.tokens[start : start + last]
+            parts.append(Segment(tokens, tuple(scored[:last])))
         begin = end
-    return found
+    return parts
 
 
 class WindowReader(Reader):
-    """Plain tokens."""
+    """Reader of plain tokens."""
 
-    def piece(self, context: str, continuation: str) -> Piece:
+    def segment(self, context: str, continuation: str) -> Segment:
         given, after = (self._apart if self.documents else self._together)(context, continuation)
         if self.documents or not given or self.tokenizer.text_bos_id is not None:
             given = [self.tokenizer.start_id, *given]
-        return Piece.of(given, after)
+        return Segment.of(given, after)
 
     def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Returns all tokens of the context, and the tokens of the continuation alone."""
+        """Encodes context and continuation separately."""
         if not context:
             return [], self.tokenizer.encode(continuation)
         return list(self._encoded(context)), self.tokenizer.encode_continuation(continuation)
 
     def _together(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Returns the context's tokens, and the rest of the whole text's, by number."""
+        """Encodes the context, and takes the rest of the whole text's tokens by their number."""
         kept = context.rstrip()
         whole = self.tokenizer.encode(kept + context[len(kept) :] + continuation)
         given = list(self._encoded(kept)) if kept else []
@@ -215,27 +218,27 @@ class WindowReader(Reader):
             return given, whole[len(given) :]
         return whole[:-1], whole[-1:]  # the continuation is part of the context's last token
 
-    def rolling_pieces(self, text: str) -> list[Piece]:
-        # The harness' hf model puts BOS before all that the tokenizer gives: where that begins with
-        # BOS, it is a target.
-        piece = self.piece("", text)
+    def rolling_segments(self, text: str) -> list[Segment]:
+        # The harness' hf model puts BOS before the tokenizer's output, so a BOS that the tokenizer
+        # adds is a target.
+        segment = self.segment("", text)
         if self.tokenizer.text_bos_id is not None:
-            piece = Piece.of([self.tokenizer.text_bos_id], piece.tokens)
-        return windows(piece, self.limit)
+            segment = Segment.of([self.tokenizer.text_bos_id], segment.tokens)
+        return windows(segment, self.limit)
 
-    def document(self, text: str) -> Piece:
-        piece = self.piece("", text)  # the end of the document is its last target
-        return Piece((*piece.tokens, self.tokenizer.eos_id), (*piece.scored, True))
+    def document(self, text: str) -> Segment:
+        segment = self.segment("", text)  # the end of the document is its last target
+        return Segment((*segment.tokens, self.tokenizer.eos_id), (*segment.scored, True))
 
-    @lru_cache(maxsize=64)  # noqa: B019 (a reader lives as long as its results are asked for)
+    @lru_cache(maxsize=64)  # noqa: B019 (a reader lives as long as its results are used)
     def _encoded(self, text: str) -> tuple[int, ...]:
-        """All answers of a question have one context."""
+        """Encodes a context, which all answers of a question share."""
         return tuple(self.tokenizer.encode(text))
 
-    def rows(self, pieces: Sequence[Piece]) -> Batch:
-        # The last token of a piece is a target only: a model that is not causal must not read it.
-        rows = [torch.tensor(piece.tokens) for piece in pieces]
-        scored = [torch.tensor(piece.scored) for piece in pieces]
+    def rows(self, segments: Sequence[Segment]) -> Batch:
+        # The last token of a segment is a target only: a model that is not causal must not read it.
+        rows = [torch.tensor(segment.tokens) for segment in segments]
+        scored = [torch.tensor(segment.scored) for segment in segments]
         targets = [row.where(mark, IGNORE)[1:] for row, mark in zip(rows, scored, strict=True)]
         lengths = torch.tensor([len(row) - 1 for row in rows])
         return {
@@ -248,79 +251,78 @@ class WindowReader(Reader):
 
 
 class MarkedReader(WindowReader):
-    """A flat stream of sentences between BOS and EOS, which are read and not scored."""
+    """Reader of sentences in a flat stream, between BOS and EOS, which are read but not scored."""
 
     tokenizer: SentenceTokenizer
 
-    def piece(self, context: str, continuation: str) -> Piece:
-        """Returns both texts with marks, the last sentence open."""
-        words = word_piece(self.tokenizer, context, continuation, apart=self.documents)
+    def segment(self, context: str, continuation: str) -> Segment:
+        """Returns both texts with marks; the last sentence is open."""
+        unmarked = word_segment(self.tokenizer, context, continuation, apart=self.documents)
         tokens: list[int] = []
         scored: list[bool] = []
-        for first, last in _spans(words):
+        for first, last in _spans(unmarked):
             marks = [self.tokenizer.eos_id, self.tokenizer.bos_id][first == 0 :]
-            tokens += [*marks, *words.tokens[first:last]]
-            scored += [*[False] * len(marks), *words.scored[first:last]]
-        return Piece(tuple(tokens), tuple(scored))
+            tokens += [*marks, *unmarked.tokens[first:last]]
+            scored += [*[False] * len(marks), *unmarked.scored[first:last]]
+        return Segment(tuple(tokens), tuple(scored))
 
 
 class SentenceReader(Reader):
-    """Words in sentences; the marks around them are the batch's."""
+    """Reader of words in sentences, to which the batch adds marks."""
 
     tokenizer: SentenceTokenizer
 
-    def piece(self, context: str, continuation: str) -> Piece:
-        return word_piece(self.tokenizer, context, continuation, apart=self.documents)
+    def segment(self, context: str, continuation: str) -> Segment:
+        return word_segment(self.tokenizer, context, continuation, apart=self.documents)
 
-    def rows(self, pieces: Sequence[Piece]) -> Batch:
+    def rows(self, segments: Sequence[Segment]) -> Batch:
         """Returns the keys of `datamodules.sentences.batches.grid_batch`."""
         batch = written_batch(
-            [[piece.tokens[a:b] for a, b in _spans(piece)] for piece in pieces],
-            range(len(pieces)),
+            [[segment.tokens[a:b] for a, b in _spans(segment)] for segment in segments],
+            range(len(segments)),
             bos_id=self.tokenizer.bos_id,
             eos_id=self.tokenizer.eos_id,
         )
-        # slots that predict words, row by row, are in the order of the pieces' words
-        scored = torch.tensor([mark for piece in pieces for mark in piece.scored])
+        # the slots that predict words, row by row, have the order of the segments' words
+        scored = torch.tensor([mark for segment in segments for mark in segment.scored])
         kept = torch.zeros_like(batch["mask"]).masked_scatter_(batch["lexical"], scored)
         return batch | {"targets": batch["targets"].where(kept, IGNORE)}
 
-    def shared_batch(self, pieces: Sequence[Piece]) -> Batch:
+    def shared_batch(self, segments: Sequence[Segment]) -> Batch:
         """Returns ``batch`` and ``owners`` (B, S), see ``ThoughtGestaltLM.score``.
 
-        Shared is a sentence in which nothing is scored, with all before it, wherever the sentences
-        of context and continuation together are the same.
+        A sentence without scored words is shared by rows that are equal up to its end.
         """
         first: dict[Any, int] = {}
-        owners, most = [], max(len(piece.ends) for piece in pieces)
-        for row, piece in enumerate(pieces):
-            whole = [end for end in piece.ends if end <= piece.given]
-            begun = [(piece.tokens[:end], piece.ends[:s]) for s, end in enumerate(whole, 1)]
+        owners, most = [], max(len(segment.ends) for segment in segments)
+        for row, segment in enumerate(segments):
+            whole = [end for end in segment.ends if end <= segment.given]
+            begun = [(segment.tokens[:end], segment.ends[:s]) for s, end in enumerate(whole, 1)]
             shared = [first.setdefault(start, row) for start in begun]
             owners.append(shared + [row] * (most - len(shared)))
-        return self.batch(pieces) | {"owners": owners}
+        return self.batch(segments) | {"owners": owners}
 
-    def read_tokens(self, piece: Piece) -> int:
-        return len(piece.tokens) + 2 * len(piece.ends)  # words, and the marks of each sentence
+    def read_tokens(self, segment: Segment) -> int:
+        return len(segment.tokens) + 2 * len(segment.ends)  # words, and the marks of each sentence
 
 
 class QuestionReader(Reader):
-    """A question, which is the context, and its answer."""
+    """Reader of questions (the context) and their answers."""
 
-    def piece(self, context: str, continuation: str) -> Piece:
-        # the end of the answer is scored, too
+    def segment(self, context: str, continuation: str) -> Segment:
+        # the EOS after the answer is scored, too
         query = self.tokenizer.prompt_ids(context)
         answer = [*self.tokenizer.encode_continuation(continuation), self.tokenizer.eos_id]
-        return Piece.of(query, answer)
+        return Segment.of(query, answer)
 
-    def document(self, text: str) -> Piece:
-        return self.piece(text, "")
+    def document(self, text: str) -> Segment:
+        return self.segment(text, "")
 
-    def rows(self, pieces: Sequence[Piece]) -> Batch:
-        """Returns the keys of `datamodules.reasoning.batches` but ``num_bytes``, without steps."""
-        queries = [torch.tensor(piece.tokens[: piece.given]) for piece in pieces]
-        answers = [torch.tensor(piece.tokens[piece.given :]) for piece in pieces]
-        rows, eos = len(pieces), self.tokenizer.eos_id
+    def rows(self, segments: Sequence[Segment]) -> Batch:
+        """Returns the keys of `datamodules.reasoning.batches` except ``num_bytes``; no steps."""
+        queries = [torch.tensor(segment.tokens[: segment.given]) for segment in segments]
+        answers = [torch.tensor(segment.tokens[segment.given :]) for segment in segments]
+        rows, eos = len(segments), self.tokenizer.eos_id
         return {
             "query": pad_sequence(queries, batch_first=True, padding_value=eos),
             "query_lengths": torch.tensor([len(query) for query in queries]),
@@ -333,84 +335,85 @@ class QuestionReader(Reader):
 
 
 def scored_of(per_target: Tensor, targets: Tensor) -> list[Tensor]:
-    """Returns for each row the values of its scored tokens, in order.
+    """Returns the values of the scored tokens of each row, in order.
 
     Args:
-        per_target: In the shape of the batch's targets.
-        targets: Of the batch.
+        per_target: Values in the shape of ``targets``.
+        targets: Targets of the batch, (B, T) or (B, S, U).
     """
     return [row[wanted != IGNORE] for row, wanted in zip(per_target, targets, strict=True)]
 
 
-def _spans(piece: Piece) -> list[tuple[int, int]]:
-    return list(zip((0, *piece.ends[:-1]), piece.ends, strict=True))
+def _spans(segment: Segment) -> list[tuple[int, int]]:
+    return list(zip((0, *segment.ends[:-1]), segment.ends, strict=True))
 
 
-def word_piece(
+def word_segment(
     tokenizer: SentenceTokenizer, context: str, continuation: str, *, apart: bool = False
-) -> Piece:
-    """Returns the words of both texts and where their sentences end, the continuation scored.
+) -> Segment:
+    """Returns the words of both texts with the ends of their sentences; the continuation is scored.
 
-    Sentences are cut in the whole text: a continuation may go on with the context's last one, or
-    begin another. Words are cut in the whole text, too, and one that spans the join is scored;
-    with ``apart`` both texts are tokenised alone.
+    The whole text is split into sentences, so a continuation may continue the context's last one or
+    begin another. It is tokenised as a whole too, and a word that spans the join is scored; with
+    ``apart`` the two texts are tokenised separately.
     """
     if apart and context:
         sentences, given = tokenizer.continued_sentences(context, continuation)
     else:
         kept = len(context.rstrip().encode())
         measured = tokenizer.measured_sentences(context + continuation)
-        sentences = [words.tolist() for words, _ in measured]
+        sentences = [ids.tolist() for ids, _ in measured]
         covered = np.cumsum(np.concatenate([sizes for _, sizes in measured]))
-        # of words that share a character the last one has its bytes
+        # the bytes of a character that words share belong to the last of them
         given = int(np.searchsorted(covered, kept)) + (kept > 0 and kept in covered)
-    words = [word for sentence in sentences for word in sentence]
+    tokens = [token for sentence in sentences for token in sentence]
     ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
-    given = min(given, len(words) - 1)
-    scored = tuple(idx >= given for idx in range(len(words)))
-    return Piece(tuple(words), scored, tuple(ends))
+    given = min(given, len(tokens) - 1)
+    scored = tuple(idx >= given for idx in range(len(tokens)))
+    return Segment(tuple(tokens), scored, tuple(ends))
 
 
 def label(
-    kind: Likelihood, causal: bool, *, from_prefixes: bool, given: bool
+    likelihood: Likelihood, causal: bool, *, from_prefixes: bool, given: bool
 ) -> tuple[Likelihood, bool]:
-    """Returns the kind of a log-likelihood, and whether no token's depends on later tokens.
+    """Returns the kind of a log-likelihood, and whether it is causal.
 
     Args:
-        kind: as the model has it.
-        causal: whether the model is.
-        from_prefixes: whether each token was scored from its prefix alone: then all is causal, and
-            nothing that was ``noncausal`` is inexact.
-        given: whether a context was, from which alone an ``estimate`` is inferred.
+        likelihood: Kind of the model's likelihood.
+        causal: Whether the model is causal.
+        from_prefixes: Whether each token was scored given its prefix only. Then everything is
+            causal, and ``noncausal`` models are exact.
+        given: Whether there was a context, from which alone an ``estimate`` is inferred.
     """
     if from_prefixes:
-        return "exact" if kind == "noncausal" else kind, True
-    return kind, causal or (given and kind == "estimate")
+        return "exact" if likelihood == "noncausal" else likelihood, True
+    return likelihood, causal or (given and likelihood == "estimate")
 
 
 def reader_of(model: LanguageModel, tokenizer: Tokenizer, *, documents: bool = False) -> Reader:
-    """Returns how a model reads texts.
+    """Returns the reader for a model's type of rows.
 
-    Only ``documents`` (see ``Reader``) can be questions, which are their contexts.
+    Models that answer questions have a reader for ``documents`` (see ``Reader``) only; the context
+    is the question.
 
     Raises:
-        ValueError: If the model answers questions only, or its tokenizer is of another kind.
+        ValueError: If the model only answers questions, or its tokenizer does not fit its rows.
     """
     if model.reads == "reasoning" and documents:
         return QuestionReader(tokenizer, None)
     marked = isinstance(tokenizer, SentenceTokenizer)
     if model.reads == "windows":
-        kind = MarkedReader if marked else WindowReader
-        return kind(tokenizer, model.context_limit, documents=documents)
+        cls = MarkedReader if marked else WindowReader
+        return cls(tokenizer, model.context_limit, documents=documents)
     if model.reads == "sentences" and marked:
         return SentenceReader(cast(SentenceTokenizer, tokenizer), None, documents=documents)
     name = type(model).__name__
     if model.reads == "sentences":
         raise ValueError(
-            f"ckpt: {name} reads sentences, and the tokenizer ({tokenizer.name}) marks none; use "
-            "the one it was trained with"
+            f"ckpt: {name} reads sentences, and the tokenizer ({tokenizer.name}) does not mark "
+            "them; use the tokenizer it was trained with"
         )
     raise ValueError(
-        f"ckpt: {name} answers questions ({model.reads} rows) and gives no likelihood of other "
-        "texts; ask it with evaluate.py reason"
+        f"ckpt: {name} answers questions ({model.reads} rows) and has no likelihood of other "
+        "texts; evaluate it with evaluate.py reason"
     )

@@ -1,4 +1,4 @@
-"""Scores of tasks with kinds of likelihood and costs: as JSON, as a table, example by example."""
+"""Scores of tasks with kinds of likelihood and costs: as JSON, as a table, per example."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from lm_eval.utils import make_table
 from evaluation.cost import Cost, price
 from evaluation.scoring import PERPLEXITY_KEYS
 from evaluation.tables import KINDS, TWO
-from evaluation.tasks.adapter import Facts, LogLikelihood, RollingLogLikelihood, Work
+from evaluation.tasks.adapter import LogLikelihood, RequestStats, RollingLogLikelihood, TaskUsage
 from lightning_models import LanguageModel
 from lightning_models.outputs import Likelihood
 
@@ -19,10 +19,10 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "flops_per_token": "{:.3g}".format,
     "executed_steps": TWO,
 }
-"""Keys of a score that the table has next to the metrics, and their formats."""
+"""Further keys of a score in the table, and their formats."""
 
 Score = dict[str, Any]
-"""Numbers of a task or group under the keys of the JSON file, see ``task_scores``."""
+"""Scores of a task or group under the keys of the JSON file, see ``task_scores``."""
 
 
 def _sum_of_known(values: Iterable[float | None]) -> float | None:
@@ -31,16 +31,20 @@ def _sum_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def task_scores(
-    results: Mapping[str, Any], model: LanguageModel, work: Mapping[str, Work]
+    results: Mapping[str, Any], model: LanguageModel, usage: Mapping[str, TaskUsage]
 ) -> dict[str, Score]:
     """Returns the scores of each group and each task, groups first.
 
-    Keys: ``metrics`` and ``standard_errors`` of the harness, perplexities named by the kind of
-    their likelihood; ``likelihood`` and ``causal`` (None where texts were written); ``examples``
-    that were scored, ``of_examples`` that the task has; ``num_fewshot``, ``version``; tokens; what
-    they cost (``price``); of groups ``tasks``, their members.
+    The keys are ``metrics`` and ``standard_errors`` of the harness, with perplexities named by the
+    kind of their likelihood; ``likelihood`` and ``causal``, None for written texts; ``examples``
+    that were scored, and ``of_examples``, the number that the task has; ``num_fewshot`` and
+    ``version``; numbers of tokens; the entries of ``price``; and, for groups, ``tasks``, their
+    members.
 
-    Results are those of ``harness.score_tasks``, ``work`` is by task.
+    Args:
+        results: Results of ``harness.score_tasks``.
+        model: The model.
+        usage: Time and tokens by task.
     """
     samples, groups = results["samples"], results.get("group_subtasks", {})
     scores = {}
@@ -65,24 +69,24 @@ def task_scores(
             "version": results["versions"].get(name),
             "scored_tokens": sum(one.scored for one in facts),
             "read_tokens": sum(one.read for one in facts),
-            **_cost(facts, [work[m] for m in members if m in work], model),
+            **_cost(facts, [usage[m] for m in members if m in usage], model),
             **({} if name in samples else {"tasks": members}),
         }
     return scores
 
 
-def facts_of(answers: Iterable[Any]) -> list[Facts]:
-    """Returns the facts of those answers that carry them: log-likelihoods."""
+def facts_of(answers: Iterable[Any]) -> list[RequestStats]:
+    """Returns the statistics of all answers that are log-likelihoods."""
     return [a.facts for a in answers if isinstance(a, LogLikelihood | RollingLogLikelihood)]
 
 
-def kinds_of(facts: Iterable[Facts]) -> list[Likelihood]:
-    """Returns the kinds of likelihood of those that score anything, each once."""
+def kinds_of(facts: Iterable[RequestStats]) -> list[Likelihood]:
+    """Returns the kinds of likelihood of requests with scored tokens, each once."""
     return list(dict.fromkeys(one.likelihood for one in facts if one.scored))
 
 
 def weakest(kinds: Iterable[Likelihood]) -> Likelihood:
-    """Returns the kind that says least, which is what several of them together are."""
+    """Returns the weakest kind, which holds for several of them together."""
     return max(kinds, key=list(KINDS).index, default="exact")
 
 
@@ -91,27 +95,27 @@ def _leaves(name: str, groups: Mapping[str, Any]) -> list[str]:
     return [leaf for part in inner for leaf in part]
 
 
-def _metrics(numbers: Mapping[str, Any], kind: Likelihood) -> dict[str, dict[str, Any]]:
-    """Returns the harness' ``metric,filter`` numbers and their errors by one name each."""
+def _metrics(values: Mapping[str, Any], likelihood: Likelihood) -> dict[str, dict[str, Any]]:
+    """Splits the harness' values, named ``metric,filter``, into metrics and standard errors."""
     metrics, errors = {}, {}
-    for key, value in numbers.items():
+    for key, value in values.items():
         metric, comma, filtered = key.partition(",")
-        number = isinstance(value, float | int)  # N/A where nothing can be said
-        if not (comma and number) or metric.endswith("_stderr"):
+        is_number = isinstance(value, float | int)  # else N/A
+        if not (comma and is_number) or metric.endswith("_stderr"):
             continue
-        error = numbers.get(f"{metric}_stderr,{filtered}")
-        label = metric.replace("perplexity", PERPLEXITY_KEYS[kind])
+        error = values.get(f"{metric}_stderr,{filtered}")
+        label = metric.replace("perplexity", PERPLEXITY_KEYS[likelihood])
         label += "" if filtered == _NO_FILTER else f" ({filtered})"
         metrics[label] = float(value)
         errors[label] = float(error) if isinstance(error, float | int) else None
     return {"metrics": metrics, "standard_errors": errors}
 
 
-def _cost(facts: Sequence[Facts], parts: Sequence[Work], model: LanguageModel) -> Cost:
-    """Returns the price of a token in a context as long as the requests are on average.
+def _cost(facts: Sequence[RequestStats], parts: Sequence[TaskUsage], model: LanguageModel) -> Cost:
+    """Returns the cost of a token in a context of the mean length of the requests.
 
-    A request is what is read for a log-likelihood, or a prompt and its continuation; FLOPs are
-    those of a token that was read, or of one that was written.
+    The length of a request is the number of tokens read for a log-likelihood, or of a prompt and
+    its continuation. FLOPs are per token read, or per token written.
     """
     read, tokens = sum(one.read for one in facts), 0.0
     if facts:
@@ -133,19 +137,19 @@ def _cost(facts: Sequence[Facts], parts: Sequence[Work], model: LanguageModel) -
 
 
 def shown(scores: Mapping[str, Score]) -> dict[str, Score]:
-    """Returns the scores of groups that have a mean, and of tasks that are in none of those."""
+    """Returns the scores of groups that have a mean, and of tasks outside these groups."""
     inside = {task for one in scores.values() if one["metrics"] for task in one.get("tasks", ())}
     return {n: one for n, one in scores.items() if one["metrics"] and n not in inside}
 
 
 def headlines(scores: Mapping[str, Score]) -> dict[str, float]:
-    """Returns the metrics that are shown by ``task_metric``."""
+    """Returns the metrics of ``shown`` by ``task_metric``."""
     pairs = ((name, score["metrics"]) for name, score in shown(scores).items())
     return {f"{name}_{key}": value for name, metrics in pairs for key, value in metrics.items()}
 
 
 def as_table(results: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
-    """Returns the harness' table of the scores that are shown, with their kind and cost."""
+    """Returns the harness' table of the scores of ``shown``, with likelihood and cost."""
     rows = {}
     for name, score in shown(scores).items():
         facts = {f"{key},": show(score[key]) for key, show in _SHOWN.items() if _known(score, key)}
@@ -169,11 +173,11 @@ def _examples(score: Score) -> str:
 
 
 def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns one plain dict an example, those of a task in order.
+    """Returns a plain dict for each example, in the order of the tasks.
 
-    Keys: ``task``, ``example`` (its number), ``target``, ``metrics``; of log-likelihoods
-    ``log_likelihoods`` in nats, ``greedy`` and ``tokens``, one entry a request; of written texts
-    ``texts``, one entry a try, and ``filtered``, what the task's filter reads in them.
+    The keys are ``task``, ``example`` (its index), ``target`` and ``metrics``; for log-likelihoods
+    ``log_likelihoods`` in nats, ``greedy`` and ``tokens``, one entry a request; for written texts
+    ``texts``, one entry a try, and ``filtered``, the output of the task's filter.
     """
     return [
         {
@@ -190,7 +194,7 @@ def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _filtered(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a filter makes of written texts; log-likelihoods pass through it unchanged."""
+    """Returns the filter's output for written texts; log-likelihoods pass through unchanged."""
     tries = [answer for several in example["resps"] for answer in several]
     if not all(isinstance(answer, str) for answer in tries):
         return {}
@@ -217,5 +221,5 @@ def _plain(value: Any) -> Any:
         return value
     try:
         return float(value)
-    except (TypeError, ValueError):  # what a task file of yours makes of an answer
+    except (TypeError, ValueError):  # any object that the user's task file returns
         return str(value)

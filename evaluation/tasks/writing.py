@@ -1,4 +1,4 @@
-"""Continuations that end at stop texts, written by the decode loop of all methods."""
+"""Continuations that end at stop texts, with the decode loop of all methods."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ from lightning_models.layers import recording
 
 _KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 _OWN = {"document_start", "streams"}
-"""Options of this project's: see docs/tasks.md."""
+"""Further options of this project, see docs/tasks.md."""
 
 
 @dataclass(frozen=True)
 class WritingRequest:
-    """A text that a task wants to be continued.
+    """A prompt of a task to continue.
 
     Attributes:
-        prompt: Token ids.
+        prompt: Token ids of the prompt.
         until: Texts that end a continuation, none of them empty.
-        most: Most new tokens.
-        sampling: How tokens are chosen.
-        stream: Number of its random draws, at most 62 bits.
+        most: Maximum number of new tokens.
+        sampling: Temperature, top-k, top-p and seed.
+        stream: Id of its random stream, at most 62 bits.
     """
 
     prompt: tuple[int, ...]
@@ -56,18 +56,19 @@ class WritingRequest:
         example: int = 0,
         attempt: int = 0,
     ) -> "WritingRequest":
-        """Returns what is written for a request of the harness.
+        """Converts a request of the harness.
 
         Args:
             context: Text to continue.
-            options: The task's ``generation_kwargs``. With ``document_start`` the prompt stands
-                after BOS or the end-of-text token, as documents do in training. Draws follow from
-                the prompt, or with ``streams: example`` from the number of the example.
-            reader: Encodes it; prompts are cut on the left to what fits with the new tokens.
-            most: New tokens, where the options do not say.
-            seed: Of the draws.
-            example: First stream of the example, where they follow from its number.
-            attempt: How many times the harness has asked the same before: added to the stream.
+            options: The task's ``generation_kwargs``. With ``document_start`` the prompt follows
+                BOS or the end-of-text token, like documents in training. The random stream is a
+                hash of the prompt, or with ``streams: example`` the index of the example.
+            reader: Reader that encodes the prompt, which is truncated on the left to make room for
+                the new tokens.
+            most: Maximum number of new tokens, unless the options set one.
+            seed: Seed of the draws.
+            example: First random stream of the example, for ``streams: example``.
+            attempt: Number of earlier repeats of the same request, which is added to the stream.
 
         Raises:
             ValueError: If the new tokens do not fit, or an option is unknown.
@@ -79,7 +80,7 @@ class WritingRequest:
         unknown = sorted(set(asked) - _KNOWN - _OWN)
         if unknown:
             raise ValueError(
-                f"tasks: generation_kwargs {', '.join(unknown)} are not known; known are "
+                f"tasks: unknown generation_kwargs {', '.join(unknown)}; they must be among "
                 f"{', '.join(sorted(_KNOWN | _OWN))}"
             )
         most = asked["max_gen_toks"]
@@ -102,12 +103,12 @@ def _stream_of(ids: list[int]) -> int:
 
 
 class Continuations(NamedTuple):
-    """Continuations, and what they took.
+    """Continuations of a batch, and their cost.
 
     Attributes:
-        texts: One a request, cut before the first stop text.
-        tokens: New tokens together.
-        steps: Additional steps of those; None where the model records none.
+        texts: Continuation of each request, cut before the first stop text.
+        tokens: Number of new tokens in the batch.
+        steps: Sum of their additional steps, or None if the model records none.
     """
 
     texts: list[str]
@@ -118,12 +119,10 @@ class Continuations(NamedTuple):
 def write(
     model: LanguageModel, tokenizer: Tokenizer, requests: Sequence[WritingRequest]
 ) -> Continuations:
-    """Returns the continuations of requests with the same sampling and number of tokens.
+    """Continues one or more prompts with the same sampling and number of tokens.
 
-    A row ends once it has written a stop text. Streams are the requests' own numbers, so that
-    neither what is drawn nor what a method infers before it writes depends on the batch.
-
-    There is at least one request.
+    A row ends once it has written a stop text. Random streams belong to requests, so draws and
+    inferred latents do not depend on the batch.
     """
     start = tuple(tokenizer.prompt_ids(""))
     begins = [request.prompt == start for request in requests]

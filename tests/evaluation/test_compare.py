@@ -142,7 +142,7 @@ def test_windows_overlap_where_targets_have_a_likelihood_of_their_own(compare, r
 
 def test_a_stride_that_no_run_can_have_is_refused(fails, runs):
     message = fails("compare", runs / "latent", "--stride", 8)
-    assert "stride (8): rows of none of the runs can overlap" in message
+    assert "stride (8): no run has windows that can overlap" in message
 
 
 def test_a_row_has_the_mean_and_the_range_of_its_seeds(report):
@@ -402,7 +402,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_keeps_no_result(plain, runs):
         new.replace(checkpoint.path)
         return {"nats_per_token": 1.0}
 
-    assert results.kept(checkpoint, {}, (), compute) == ({"nats_per_token": 1.0}, None)
+    assert results.cached_result(checkpoint, {}, (), compute) == ({"nats_per_token": 1.0}, None)
     assert kept_files(plain) == []
     assert results.checkpoint_digest(checkpoint) is None
 
@@ -466,7 +466,7 @@ def test_scores_of_tasks_make_columns(compare, plain, runs):
     tasks = {"piqa": {"metrics": {"acc": 0.5, "acc_norm": 0.75}}, "arc": {**ARC, "examples": 9}}
     for folder, scores in ((plain, tasks), (runs / "ponder", {"arc": ARC})):
         checkpoint = read_checkpoint(checkpoint_of(folder))
-        results.keep(checkpoint, {"tasks": scores, "settings": {}}, {"command": "tasks"})
+        results.save_result(checkpoint, {"tasks": scores, "settings": {}}, {"command": "tasks"})
     other = kept_files(plain)[0].with_name("other.json")  # about another checkpoint
     shutil.copy(kept_files(runs / "ponder")[-1], other)
     printed, rows = compare(plain, runs / "ponder")
@@ -612,15 +612,15 @@ def test_named_runs_are_rows_of_these_names(compare, runs, named, labels):
 def test_a_comparison_as_pdf_and_its_samples(compare, runs, evaluates, tmp_path):
     printed, _ = compare(runs / "plain_1", runs / "ponder", "--sample_tokens", 3)
     assert "plain_1 minus ponder: +" in printed  # rows are sorted by loss
-    samples = printed.partition("## What each model writes")[2]
+    samples = printed.partition("## A sample of each model")[2]
     assert "**plain_1**: " in samples
     assert "**ponder**: " in samples
     assert all(c.isprintable() or c == "\n" for c in samples)  # models of bytes write any
-    assert "What each model writes" in (tmp_path / "report" / "report.html").read_text()
+    assert "A sample of each model" in (tmp_path / "report" / "report.html").read_text()
     target = tmp_path / "x.pdf"
     for _ in range(2):
         shown = evaluates("compare", runs / "plain_1", "--sample_tokens", 0, "--output", target)
-        assert "What each model writes" not in shown
+        assert "A sample of each model" not in shown
         first = target.read_bytes()
     assert first == target.read_bytes()
     assert first.startswith(b"%PDF")

@@ -260,13 +260,13 @@ def test_methods_that_transformers_has_not_get_the_other_folder(write_method, ev
     path = write_method("looped")
     to = ("--ckpt", path, "--output", path.parent / "m")
     line = fails("export", *to, "--format", "transformers")
-    assert "no architecture of transformers is a LoopedLM; use --format folder" in line
+    assert "transformers has no LoopedLM; use --format folder" in line
     printed = evaluates("export", *to)
     assert "model folder" in printed
-    assert "no architecture of transformers is a LoopedLM" in printed
+    assert "transformers has no LoopedLM" in printed
     path = write_method("coconut-gpt2", window=8)
     line = fails("export", "--ckpt", path, "--output", path.parent / "n", "--format=transformers")
-    assert "a gpt2 there has no window (8); use --format folder" in line
+    assert "gpt2 has no attention window (8) there; use --format folder" in line
 
 
 def small_encoding():

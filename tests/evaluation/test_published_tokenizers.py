@@ -168,11 +168,11 @@ def test_a_token_across_the_join_loses_no_text():
     lm = loaded(tokenizer)
     found = lm.score(text, context=context)
     assert tokenizer.decode(found.tokens["id"].tolist()) == text
-    piece = WindowReader(tokenizer, None, documents=True).piece(context, text)
+    piece = WindowReader(tokenizer, None, documents=True).segment(context, text)
     assert piece.tokens == (tokenizer.eos_id, *given, *tokenizer.encode(text))
     assert list(piece.tokens[piece.given :]) == found.tokens["id"].tolist()
     # the harness' own convention, as lm_eval.api.model.TemplateLM._encode_pair has it
-    harness = WindowReader(tokenizer, None).piece(context, text)
+    harness = WindowReader(tokenizer, None).segment(context, text)
     assert harness.tokens == (*given, *whole[len(given) :])
 
 
@@ -184,11 +184,11 @@ def test_a_word_across_the_join_of_sentences():
     def scored(piece):
         return inner.decode([i for i, s in zip(piece.tokens, piece.scored, strict=True) if s])
 
-    apart = SentenceReader(tokenizer, None, documents=True).piece(context, text)
+    apart = SentenceReader(tokenizer, None, documents=True).segment(context, text)
     assert scored(apart) == text
     assert inner.decode(apart.tokens) == context + text
     assert [inner.decode(apart.tokens[a:b]) for a, b in ((0, apart.ends[0]),)] == ["He ate."]
-    together = SentenceReader(tokenizer, None).piece(context, text)
+    together = SentenceReader(tokenizer, None).segment(context, text)
     assert list(together.tokens) == inner.encode(context + text)
     assert scored(together) == " cat. He"  # the word that spans the join, whole
 

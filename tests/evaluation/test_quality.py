@@ -72,7 +72,7 @@ def test_human_texts_of_sentence_data_begin_documents(make_sentences):
 
 def test_what_has_no_running_text_is_refused(corpus):
     data = prepared(LocalText(**corpus))
-    with pytest.raises(ValueError, match=r"\(40\) are more than a window of the data has \(32\)"):
+    with pytest.raises(ValueError, match=r"\(40\) exceed the window of the data \(32\)"):
         human_texts(data, "val", count=1, length=40)
     other = SimpleNamespace(stream=data.stream, tokenizer=data.tokenizer)
     for unsuited in (other, Kinship(cache_dir=corpus["cache_dir"])):
@@ -385,15 +385,15 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], "prompt of 50 do not fit the model's context of 32 tokens; shorten the prompt"),
+        ([], "prompt of length 50 does not fit the model's context of 32; shorten the prompt"),
         (
             ["--prompt_tokens", "30", "--new_tokens", "4"],
-            "new_tokens (4) after a prompt of 30 do not fit the model's context of 32 tokens; "
+            "new_tokens (4) after a prompt of length 30 does not fit the model's context of 32; "
             "pass --new_tokens 3 or less",
         ),
         (
             [*SHORT],
-            "sample_tokens (1024) after a prompt of 1 do not fit the model's context of 32",
+            "sample_tokens (1024) after a prompt of length 1 does not fit the model's context",
         ),
         (["--mode", "unconditional"], "pass --sample_tokens 32 or less"),
         (["--sampling", "beam"], "sampling"),
@@ -403,7 +403,7 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited):
         (["--prompts", "1", "--continuations", "5"], "prompts (1)"),
         (
             [*SHORT, *FEW, "--tokenizer", "bytes"],
-            "tokenizer (bytes): prompts have that of the data",
+            "tokenizer (bytes): prompts use the tokenizer of the data",
         ),
         ([*SHORT, *FEW, "--prompts", "9999"], "full windows in the val split; ask for fewer"),
         ([*FEW, "--mode", "unconditional", "--judge", "none"], "judge (none): no tokenizer found"),

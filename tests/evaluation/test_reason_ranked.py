@@ -86,13 +86,13 @@ def test_questions_are_cut_out_of_batches(options, loss_on):
     for number, (question, (prompt, answer)) in enumerate(zip(found, expected, strict=True)):
         assert question.query == [eos, *encode(prompt)]
         assert (question.answer, question.steps) == (encode(answer), [])
-        assert (question.group, question.number) == ([3, 5][number % 2], number)
+        assert (question.group, question.sequence_id) == ([3, 5][number % 2], number)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_ranking_finds_the_right_answers_and_no_others(model, data, questions, batch_size):
     eos = data.tokenizer.eos_id
-    right = {q.number: [*q.answer, eos] for q in questions}
+    right = {q.sequence_id: [*q.answer, eos] for q in questions}
     wrong = {n: [*data.tokenizer.encode(" son"), eos] for n in right}
     batched = SimpleNamespace(
         tokenizer=data.tokenizer, candidates=data.candidates, eval_batch_size=batch_size
@@ -152,7 +152,7 @@ def test_models_see_the_question_only_and_draw_alike_in_any_batch(
         part = questions[start : start + batch_size]
         ask(model, data, part, room_for(part, data))
     assert prompts == [q.query for q in questions]
-    assert drawn == [(0, q.number) for q in questions]
+    assert drawn == [(0, q.sequence_id) for q in questions]
 
 
 # ---- the command
@@ -205,7 +205,9 @@ TOKENIZER = SimpleNamespace(**TEXTS, vocab_size=99, eos_id=0, text_bos_id=None)
 
 
 def question(number, answer=(5,), group=0):
-    return Question(query=[0, 1, 2, 3], answer=list(answer), steps=[], group=group, number=number)
+    return Question(
+        query=[0, 1, 2, 3], answer=list(answer), steps=[], group=group, sequence_id=number
+    )
 
 
 def rows(flags):

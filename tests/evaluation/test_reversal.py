@@ -214,7 +214,7 @@ def test_a_checkpoint_gives_what_its_network_says(own_run, reports, tokenizer, t
     picture = tmp_path / "result.png"
     options = ("--pairs", "7", "--seed", "2", "--plot", picture)
     result, printed = reports("reversal", "--ckpt", own_run, *options)
-    assert f"4 ({len(NAMES) - 4} are no single token and left out)" in printed
+    assert f"4 ({len(NAMES) - 4} left out, not a single token)" in printed
     network = build_model(read_checkpoint(own_run)).network
     expected = dict.fromkeys(("normal_target", "reversed_target", "reversed_distractor"), 0.0)
     pairs = draw_pairs(KNOWN, 7, 2)

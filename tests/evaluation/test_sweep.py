@@ -316,7 +316,7 @@ def test_likelihoods_that_are_not_exact_are_marked(write_method, sweep_of):
     rows, printed = sweep_of(paths, *TRAIN)
     labels = [row["label"] for row in rows]
     assert labels == ["gpt2", "latent-thought (bound)", "thoughtbubbles (noncausal)"]
-    assert "no other one of its kind of likelihood" in printed
+    assert "no other point of its kind of likelihood" in printed
 
 
 def test_models_of_questions_share_a_sweep(write_method, sweep_of):

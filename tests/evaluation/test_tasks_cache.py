@@ -127,7 +127,7 @@ def test_damaged_caches_and_other_files_are_refused(ask, fails, tmp_path):
     path = tmp_path / "answers.db"
     path.write_text("no database, but text that is long enough")
     line = fails(*words)
-    assert "answers.db) is damaged, or no file of answers" in line
+    assert "answers.db) is damaged, or not a file of answers" in line
     assert "delete it" in line
     path.unlink()
     with contextlib.closing(sqlite3.connect(path)) as database:

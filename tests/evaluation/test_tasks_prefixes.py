@@ -133,7 +133,7 @@ def test_what_texts_begin_with_is_read_and_scored_once(method):
 
     model.score = score
     handle = model.network.embedding.register_forward_pre_hook(count)
-    pieces = [lm.reader.piece(context, text) for text in texts]
+    pieces = [lm.reader.segment(context, text) for text in texts]
     lm.loglikelihood([request(context, text) for text in texts])
     handle.remove()
     given, size = pieces[0].given, len(pieces[0].tokens)
@@ -184,7 +184,7 @@ def test_whole_sentences_of_a_context_are_embedded_once():
     model, seen = SENTENCES[0].build(block_size=BLOCK).eval(), []
     lm = harness_model(model, tokenizer_of(model), batch_size=4)
     pairs = [("Ab c. De f. G", text) for text in (" f", " ghi", ". H i", " j. K")]
-    pieces = [lm.reader.piece(*pair) for pair in pairs]
+    pieces = [lm.reader.segment(*pair) for pair in pairs]
     handle = model.network.embedding.register_forward_pre_hook(
         lambda module, inputs: seen.append(inputs[0].numel())
     )
@@ -211,7 +211,7 @@ def test_inner_steps_compute_logits_of_known_tokens_only(batch_size, monkeypatch
     lm = harness_model(model, tokenizer_of(model), batch_size=batch_size)
     texts = [("Ab c. De", " f"), ("Ab c. De", " ghi"), ("Xyz", "a"), ("Xyz", "bc")]
     lm.loglikelihood([request(*pair) for pair in texts])
-    known = [lm.reader.piece(*pair).given - 1 for pair in texts]
+    known = [lm.reader.segment(*pair).given - 1 for pair in texts]
     once = sum(known) if batch_size == 1 else sum(known[::2])
     assert sum(rows) == model.config.inner_steps * once
 

@@ -6,7 +6,7 @@ from datamodules import SentenceTokenizer, load_tokenizer
 from datamodules.sentences.splitters import parse_splitter
 from evaluation.tasks.readers import (
     MarkedReader,
-    Piece,
+    Segment,
     SentenceReader,
     WindowReader,
     reader_of,
@@ -50,7 +50,7 @@ BOS, END = MARKED.bos_id, MARKED.eos_id
     ],
 )
 def test_what_is_read_and_scored(reader, pair, tokens, scored):
-    piece = reader.piece(*pair)
+    piece = reader.segment(*pair)
     assert scored_text(piece) == scored
     assert piece.tokens == tuple("".join(pair).encode() if tokens is None else tokens)
 
@@ -65,7 +65,7 @@ class Merging:
 
 
 def test_a_continuation_inside_the_last_token_of_the_context_is_scored_with_it():
-    assert WindowReader(Merging(), None).piece("a", "b") == Piece((0, 3), (False, True))
+    assert WindowReader(Merging(), None).segment("a", "b") == Segment((0, 3), (False, True))
 
 
 @pytest.mark.parametrize("length", [1, 5, 6, 7, 13, 24])
@@ -73,7 +73,7 @@ def test_long_texts_are_cut_as_by_the_harness(length):
     from lm_eval.utils import get_rolling_token_windows
 
     tokens = [(7 * i) % 50 for i in range(length)]
-    piece = Piece((EOS, *tokens), (False, *[True] * length))
+    piece = Segment((EOS, *tokens), (False, *[True] * length))
     theirs = get_rolling_token_windows(tokens, EOS, max_seq_len=6, context_len=1)
     ours = windows(piece, 6)
     for own, (inputs, predicted) in zip(ours, theirs, strict=True):
@@ -84,14 +84,14 @@ def test_long_texts_are_cut_as_by_the_harness(length):
 
 
 def test_a_long_context_is_cut_on_the_left():
-    (piece,) = WindowReader(BYTES, 8).pieces("0123456789", "abc")
+    (piece,) = WindowReader(BYTES, 8).segments("0123456789", "abc")
     assert piece.tokens == tuple(b"456789abc")
     assert piece.given == 6
 
 
 def test_a_batch_has_targets_where_tokens_are_scored():
     reader = WindowReader(BYTES, None)
-    pieces = [reader.piece("ab", "c"), reader.piece("", "xyz")]
+    pieces = [reader.segment("ab", "c"), reader.segment("", "xyz")]
     batch = reader.batch(pieces)
     assert batch["targets"].tolist() == [[-100, ord("c"), -100], [*b"xyz"]]
     assert batch["tokens"].tolist() == [[*b"ab", EOS], [EOS, *b"xy"]]
@@ -103,17 +103,17 @@ def test_a_batch_has_targets_where_tokens_are_scored():
 
 def test_what_is_drawn_depends_on_what_is_given_alone():
     reader = WindowReader(BYTES, None)
-    pieces = [reader.piece(*pair) for pair in (("ab", "c"), ("ab", "de"), ("ac", "c"))]
+    pieces = [reader.segment(*pair) for pair in (("ab", "c"), ("ab", "de"), ("ac", "c"))]
     first, second, other = reader.batch(pieces)["sequence_id"].tolist()
     assert first == second != other
     assert 0 <= first < 2**62
 
 
 def test_prefixes_score_one_token_each():
-    piece = Piece((1, 2, 3, 4), (False, False, True, True), (3, 4))
+    piece = Segment((1, 2, 3, 4), (False, False, True, True), (3, 4))
     assert list(piece.prefixes()) == [
-        Piece((1, 2, 3), (False, False, True), (3,)),
-        Piece((1, 2, 3, 4), (False, False, False, True), (3, 4)),
+        Segment((1, 2, 3), (False, False, True), (3,)),
+        Segment((1, 2, 3, 4), (False, False, False, True), (3, 4)),
     ]
 
 
@@ -123,12 +123,12 @@ def test_sentences_end_in_the_whole_text():
         (("One reads. Two", " writes."), (len("One reads."), len("One reads. Two writes."))),
         (("One reads.", " Two."), (len("One reads."), len("One reads. Two."))),
     ):
-        assert reader.piece(*pair).ends == ends
+        assert reader.segment(*pair).ends == ends
 
 
 def test_sentence_batches_score_words_alone():
     reader = SentenceReader(marked(), None)
-    pieces = [reader.piece("One reads. Two", " x. Y."), reader.piece("", "Z")]
+    pieces = [reader.segment("One reads. Two", " x. Y."), reader.segment("", "Z")]
     batch = reader.batch(pieces)
     words = [batch["targets"][row][batch["targets"][row] >= 0].tolist() for row in (0, 1)]
     assert words == [[*b" x. Y."], [*b"Z"]]
@@ -138,7 +138,7 @@ def test_sentence_batches_score_words_alone():
 
 
 def test_windows_of_marked_sentences_end_with_a_word():
-    piece = MarkedReader(marked(), None).piece("One.", " Two. T")
+    piece = MarkedReader(marked(), None).segment("One.", " Two. T")
     cut = windows(piece, 6)
     assert sum(sum(part.scored) for part in cut) == len(" Two. T")
     assert all(part.scored[-1] and len(part.tokens) <= 7 for part in cut)
@@ -169,7 +169,7 @@ def test_models_get_the_reader_of_their_rows():
 
 def test_whole_texts_have_draws_of_their_own():
     reader = WindowReader(BYTES, None)
-    pieces = [reader.piece("", text) for text in ("one", "other", "one")]
+    pieces = [reader.segment("", text) for text in ("one", "other", "one")]
     one, other, again = reader.batch(pieces)["sequence_id"].tolist()
     assert one == other == again, "answers to one (empty) question share theirs"
     one, other, again = reader.batch(pieces, whole=True)["sequence_id"].tolist()

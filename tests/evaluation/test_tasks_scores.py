@@ -117,7 +117,7 @@ def test_steps_are_those_of_the_scored_tokens():
     (pair,) = lm.loglikelihood([request("abc", "de")])
     assert pair.facts.steps == 2 * lm.model.config.thinking_steps
     assert pair.facts.flops == 4 * lm.model.flops_per_token(4)
-    assert lm.work["task"].seconds > 0
+    assert lm.usage["task"].seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_unknown_options_of_writing_are_refused(gpt2):
 
 
 def facts(scored, likelihood):
-    from evaluation.tasks.adapter import Facts
+    from evaluation.tasks.adapter import RequestStats
 
-    return Facts(scored=scored, read=scored + 1, flops=10.0, likelihood=likelihood)
+    return RequestStats(scored=scored, read=scored + 1, flops=10.0, likelihood=likelihood)
 
 
 def test_kinds_of_several_answers():
