@@ -60,7 +60,7 @@ class RunPlace:
         return self.root / self.parent
 
 
-class _Once:
+class _Deduplicating:
     """A logger that drops a row equal to the previous one.
 
     A checkpoint has the row of its step written first; the trainer then hands over the same one.
@@ -83,7 +83,7 @@ def _as_text(value: Any) -> str:
         return repr(value)
 
 
-class EventLog(_Once, TensorBoardLogger):
+class EventLog(_Deduplicating, TensorBoardLogger):
     """TensorBoard."""
 
     takes_config = True
@@ -106,7 +106,7 @@ class EventLog(_Once, TensorBoardLogger):
             self.experiment._get_file_writer().add_summary(summary)
 
 
-class MetricsFile(_Once, CSVLogger):
+class MetricsFile(_Deduplicating, CSVLogger):
     """``metrics.csv`` in the run's folder; a resumed run goes on in it."""
 
     def __init__(self, save_dir: Path, name: str, version: str, purge_step: int | None) -> None:
@@ -147,7 +147,7 @@ def _keep_rows(path: Path, end: int | None) -> None:
     write_whole(path, kept.getvalue())
 
 
-class _InRunFolder(_Once):
+class _InRunFolder(_Deduplicating):
     """A logger whose values lie elsewhere; checkpoints and records still go to the run's folder."""
 
     folder: Path
