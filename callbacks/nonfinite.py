@@ -56,7 +56,7 @@ class NonFinite(L.Callback):
             optimiser step, so that weights and optimiser state do not change while the schedule
             continues, and counts it in ``train/skipped_steps``.
         max_skipped_in_a_row: Maximum number of consecutive skipped steps; one more ends the
-        program.
+            program.
     """
 
     def __init__(
