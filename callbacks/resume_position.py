@@ -203,7 +203,8 @@ def check_step(trainer: L.Trainer, saved: list[int] | None, steps: int) -> None:
     """
     accumulate, length = trainer.accumulate_grad_batches, _length(trainer)
     position = place_in_step(trainer)
-    if saved is None:  # inferred from the number of steps
+    if saved is None:
+        # inferred from the number of steps
         epoch, batch = divmod(processed_batches(trainer), length)
         same = position[0] > 0 and steps == epoch * -(-length // accumulate) + batch // accumulate
         where = "in the middle of an optimiser step"

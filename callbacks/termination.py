@@ -146,7 +146,8 @@ class Termination(AsksAllRanks):
         if self._ending:
             return
         ranks, self._ranks = self._ranks, None
-        if ranks is None:  # in a validation, or without NonFinite
+        if ranks is None:
+            # in a validation, or without NonFinite
             any_rank = partial(trainer.strategy.reduce_boolean_decision, all=False)
             any_asked = any_rank(self._asked is not None)
             ranks = [float(any_asked and any_rank(self._asked == signum)) for signum in ENDING]
