@@ -192,17 +192,14 @@ class SaveCheckpoints(ModelCheckpoint):
             )
 
     def _has_logged(self, trainer: L.Trainer) -> bool:
-        """Whether this process has trained through a step that is logged."""
+        """Returns whether this process has completed a logged step."""
         every = log_interval(trainer)
         # the throughput is logged from the second step on
         return trainer.global_step // every > max(self._first_step + 1, 1) // every
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues the ranking of that run; a run in another folder starts its own.
-
-        So does one whose state names other files than checkpoints of its folder: those that fall
-        out of the ranking are deleted.
-        """
+        # A run in another folder starts a new ranking, and so does one whose state names files other
+        # than checkpoints of its folder, as files that drop out of the ranking are deleted.
         if state_dict.get("dirpath") == self.dirpath and self._ranks_own_files(state_dict):
             super().load_state_dict(state_dict)
 
