@@ -198,8 +198,8 @@ class SaveCheckpoints(ModelCheckpoint):
         return trainer.global_step // every > max(self._first_step + 1, 1) // every
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # A run in another folder starts a new ranking, and so does one whose state names files other
-        # than checkpoints of its folder, as files that drop out of the ranking are deleted.
+        # A run in another folder starts a new ranking, and so does one whose state names files that
+        # are no checkpoints of its folder, as files that drop out of the ranking are deleted.
         if state_dict.get("dirpath") == self.dirpath and self._ranks_own_files(state_dict):
             super().load_state_dict(state_dict)
 
