@@ -229,7 +229,7 @@ class AnswerAccuracy(EvaluationHooks):
         asked: Counter[int] = Counter()
         right: Counter[int] = Counter()
         for their_asked, their_right in gather((self._asked, self._right)):
-            asked += their_asked  # drops what is 0
+            asked += their_asked  # drops zeros
             right += their_right
         if not asked:
             return

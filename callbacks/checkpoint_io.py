@@ -1,4 +1,4 @@
-"""How checkpoints are written and loaded: whole files, and parts of several ranks."""
+"""Writing and loading of checkpoints, as single files or in parts of several ranks."""
 
 import copy
 import errno
@@ -30,16 +30,16 @@ from lightning_models.checkpoint import (
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint next to its place and renames it there.
+    """Writes a checkpoint to a file in the same folder and renames it.
 
-    Lightning's own goes through the system's temporary folder; if that is another file system, a
-    run that is killed while copying leaves a cut-off file in the place of the previous one.
+    Lightning's class writes to the system's temporary folder; if that is another file system, a
+    run that is killed while copying leaves a truncated file instead of the previous one.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Writes ``checkpoint`` so that ``path`` is at any time the old file or the new one."""
+        """Writes a checkpoint so that ``path`` is always either the old or the new file."""
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -60,15 +60,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Returns everything a checkpoint holds, also what processes wrote in parts.
+        """Returns the content of a checkpoint, including parts that several processes wrote.
 
-        All processes of a run call this together, and read the checkpoint that the first one has
-        found: later ones do not verify parts before, and may have found a damaged one.
+        It is collective: all processes of a run read the checkpoint that rank 0 has found, as the
+        other ranks do not verify parts, and may have found a damaged one.
 
         Args:
             path: A file, a model folder or a URL.
-            map_location: Device of the tensors behind a URL. Those of files stay on the CPU.
-            weights_only: False lets a file run the code that it brings along.
+            map_location: Device of the tensors from a URL. Tensors of files stay on the CPU.
+            weights_only: If False, the file may run code.
         """
         path = gather(path)[0]
         content: dict[str, Any]
@@ -81,29 +81,29 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return shards.whole(Path(path), content, together=True)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint and the parts that processes have written of it."""
+        """Removes a checkpoint and its parts."""
         super().remove_checkpoint(path)
         if "://" not in str(path):
             _remove_shards(Path(path), but=None)
 
 
 def _remove_shards(target: Path, but: str | None) -> None:
-    """Removes the folders of parts of a checkpoint file, but one; also those that a kill left."""
+    """Removes all folders of parts of a checkpoint file except one, also ones of killed runs."""
     for folder in target.parent.glob(f"{glob.escape(target.name)}.shards-*"):
         if folder.name != but:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class ShardWriter:
-    """Writes checkpoints in parts (:mod:`lightning_models.checkpoint.shards`), one after the other.
+    """Writes checkpoints in parts (:mod:`lightning_models.checkpoint.shards`), one at a time.
 
-    Each rank writes its shards, and rank 0 then the file that names them. All ranks make one, and
-    call its methods together.
+    Each rank writes its shards, and then rank 0 the file that names them. Creating a writer and
+    calling its methods is collective.
 
     Args:
         file_writer: Writer of the file.
-        in_background: Whether a thread writes copies of the shards, in memory of the CPU,
-            while training goes on.
+        in_background: Whether a thread writes copies of the shards in CPU memory while training
+            continues.
     """
 
     def __init__(self, file_writer: CheckpointIO, *, in_background: bool) -> None:
@@ -113,15 +113,15 @@ class ShardWriter:
         self._running: Future[None] | None = None
 
     def save(self, content: dict[str, Any], path: Path) -> None:
-        """Writes a checkpoint, or begins to, after the one before is written.
+        """Writes a checkpoint, or starts writing it, once the previous one is written.
 
         Args:
-            content: Nested dicts. DTensors in them become parts, the same ones on all ranks; the
-                rest is taken from rank 0.
+            content: Nested dicts. DTensors in them, the same ones on all ranks, become parts; other
+                values are taken from rank 0.
             path: The file, the same on all ranks.
 
         Raises:
-            CheckpointError: If this checkpoint, or the one before, cannot be written.
+            CheckpointError: If this checkpoint, or the previous one, cannot be written.
         """
         self.wait()
         rest, tensors = shards.take_out(content, lambda value: isinstance(value, DTensor))
@@ -136,7 +136,7 @@ class ShardWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until a checkpoint that was begun is written.
+        """Waits until the current checkpoint is written.
 
         Raises:
             CheckpointError: If it cannot be written.
@@ -176,7 +176,8 @@ class ShardWriter:
     def _sums(self, folder: Path, names: set[str], path: Path) -> dict[str, str]:
         """Returns the digests of all parts; each rank reads the parts that it has written.
 
-        No rank lists the folder: on a network file system it may not see yet what others wrote.
+        No rank lists the folder: on a network file system other ranks' files may not be visible
+        yet.
         """
         written = {name: shards.sum_of(folder / name) for name in names}
         of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
@@ -189,7 +190,7 @@ class ShardWriter:
 
 
 class _NamedParts(HuggingFaceStorageWriter):
-    """Writes this rank's tensors, and keeps the names of the files that it has written."""
+    """Writes this rank's tensors, and records the names of the written files."""
 
     names: set[str]
 
@@ -204,16 +205,16 @@ def load_sharded(
 ) -> dict[str, Any]:
     """Loads a checkpoint into a sharded model and its optimisers, and returns its content.
 
-    Any number of processes and any strategy may have written it. Each rank reads the parts that
-    it needs; all ranks must call this.
+    The checkpoint may come from any number of processes and any strategy. Loading is collective:
+    each rank reads the parts that it needs.
 
     Args:
         path: The checkpoint's file, or a model folder, which has no state of optimisers.
-        model: The module, its parameters sharded by FSDP2.
-        optimizers: The optimisers to be restored, none in evaluation.
+        model: The module with parameters sharded by FSDP2.
+        optimizers: The optimisers to restore, none in evaluation.
 
     Raises:
-        CheckpointError: If it has no optimiser state, or its groups of parameters differ.
+        CheckpointError: If it has no optimiser state, or its parameter groups differ.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -230,7 +231,9 @@ def load_sharded(
         return content
     states = content.get("optimizer_states", ())
     if len(states) < len(optimizers):
-        raise CheckpointError(f"{path} holds weights alone, so there is no optimiser to go on with")
+        raise CheckpointError(
+            f"{path} has weights only; resume from a checkpoint with the state of the optimiser"
+        )
     for optimizer, state in zip(optimizers, states, strict=False):
         sizes = [
             [len(group["params"]) for group in groups]
@@ -246,7 +249,7 @@ def load_sharded(
 
 
 def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns an optimiser's state with whole moments cut as their parameters are."""
+    """Returns an optimiser's state with moments sharded like their parameters."""
     groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
     pairs = (zip(saved["params"], current["params"], strict=True) for saved, current in groups)
     parameters: dict[int, Any] = {idx: p for group in pairs for idx, p in group}
@@ -256,7 +259,7 @@ def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         is_moment = isinstance(value, torch.Tensor) and value.shape == like.shape
         if not is_moment or isinstance(value, DTensor):
             return value
-        # every rank has the file; the copy lets go of it
+        # every rank has read the file, so nothing is sent; the copy releases its memory
         return distribute_tensor(
             value, like.device_mesh, like.placements, src_data_rank=None
         ).clone()
@@ -269,7 +272,7 @@ def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
-    """Returns the OSError that caused an error; torch makes RuntimeErrors of them."""
+    """Returns the OSError that caused an error, which torch may wrap in a RuntimeError."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

@@ -1,4 +1,4 @@
-"""Fields of a model's configuration that are set for a while."""
+"""Temporary settings of a model's configuration."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -18,19 +18,18 @@ def has_dial(model: nn.Module, name: str) -> bool:
 
 @contextmanager
 def dialled(model: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Temporarily overrides one field of the model's configuration; restores it after errors too.
+    """Overrides one field of the model's configuration within the context.
 
-    Every module that holds the model's configuration sees the change: networks and parts of them
-    have the same object. It works for settings that are read again at each call, not for those that
-    a network was built from.
+    Every module that shares the model's configuration object sees the change. It affects settings
+    that are read at each call, not settings that the network was built from.
 
     Args:
         model: A model with its configuration, a frozen dataclass, as ``config``.
-        name: The field.
-        value: Its temporary value.
+        name: Name of the field.
+        value: Temporary value of the field.
 
     Raises:
-        ValueError: If there is no such field, or the configuration refuses the value.
+        ValueError: If there is no such field, or the configuration rejects the value.
     """
     if not has_dial(model, name):
         raise ValueError(

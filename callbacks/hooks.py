@@ -1,4 +1,4 @@
-"""One set of hooks for validations and tests, and what callbacks ask or tell all ranks."""
+"""One set of hooks for validations and tests, and communication between all ranks."""
 
 from typing import Any, ClassVar
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class EvaluationHooks(L.Callback):
-    """A callback on the batches of validations, and of tests where ``of_tests`` is set.
+    """A callback on the batches of validations, and of tests if ``of_tests`` is set.
 
     Lightning has separate hooks for the two; here both call the same four methods, which do
     nothing unless overridden. The sanity check before a training calls none.
@@ -27,7 +27,7 @@ class EvaluationHooks(L.Callback):
         """Called after each batch, on all ranks."""
 
     def evaluation_epoch_ends(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Called after the last batch, in time for checkpoints to be ranked by what is logged.
+        """Called after the last batch, when logged values can still rank checkpoints.
 
         Args:
             trainer: The trainer.
@@ -36,7 +36,7 @@ class EvaluationHooks(L.Callback):
         """
 
     def evaluation_ends(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Called when all has been logged."""
+        """Called when all values have been logged."""
 
     # ---- Lightning's hooks
 
@@ -72,33 +72,33 @@ class EvaluationHooks(L.Callback):
 
 
 def check_least(name: str, value: float | None, least: int) -> None:
-    """Raises ValueError if the argument of that name, where there is one, is below ``least``."""
+    """Raises a ValueError if an argument is below ``least``; None is valid."""
     if value is not None and value < least:
         raise ValueError(f"{name} ({value}) must be at least {least}")
 
 
 class AsksAllRanks(L.Callback):
-    """A callback with a question to all ranks at each optimiser step of several processes.
+    """A callback that sums numbers over all ranks at each optimiser step of several processes.
 
-    ``NonFinite`` puts it, in the exchange that it needs anyway.
+    They are part of the reduction that ``NonFinite`` needs anyway.
     """
 
     def question(self) -> list[float]:
-        """Returns this rank's numbers, the same count on every rank."""
+        """Returns this rank's numbers, as many on every rank."""
         return []
 
     def answer(self, totals: list[float]) -> None:
-        """Takes the sums of the numbers over all ranks, before the optimiser's step."""
+        """Receives the sums of the numbers over all ranks, before the optimiser's step."""
 
 
 class AgreedEnd(Exception):  # noqa: N818 - some are no errors
-    """An end of the program that every rank raises at the same place; rank 0 reports it."""
+    """Raised by all ranks at the same place to end the program; rank 0 reports it."""
 
     exit_code: int
 
 
 def gather(value: Any) -> list[Any]:
-    """Returns the value of each rank, in the order of ranks."""
+    """Gathers a value from all ranks, in the order of ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

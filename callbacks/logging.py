@@ -1,4 +1,4 @@
-"""Hands pending values, Markdown and images to loggers."""
+"""Logging of pending values, Markdown and images."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -13,10 +13,10 @@ from lightning_models.checkpoint import WITHIN
 
 
 def write_pending_logs(trainer: L.Trainer) -> None:
-    """Hands what this training batch has logged to the loggers, and what they hold to the disk.
+    """Flushes the values logged in this training batch to the loggers, and the loggers to disk.
 
-    Lightning does so after the hooks of the batch. A checkpoint that is written in one of them
-    would else be newer than the log, and a run killed in between would lose values for good.
+    Lightning does so after the hooks of the batch. A checkpoint written in one of them would be
+    newer than the log, and a run killed in between would lose values.
     """
     connector = trainer._logger_connector
     logs = trainer.training and connector._first_loop_iter is not None
@@ -29,10 +29,10 @@ def write_pending_logs(trainer: L.Trainer) -> None:
 def log_details(
     logger: Logger, scalars: Mapping[str, float], step: int, cards: Sequence[str]
 ) -> None:
-    """Hands the scalars of an analysis to a logger.
+    """Logs the scalars of an analysis.
 
-    TensorBoard draws a card for each and sorts them by name, so it gets those that ``cards`` name,
-    patterns of tags, and below `WITHIN`: behind loss, perplexity and learning rate.
+    TensorBoard draws a card for each and sorts them by name, so it gets only the tags that match
+    the patterns ``cards``, below `WITHIN`, after loss, perplexity and learning rate.
     """
     if isinstance(logger, TensorBoardLogger):
         shown = [tag for tag in scalars if any(fnmatchcase(tag, card) for card in cards)]
@@ -42,13 +42,13 @@ def log_details(
 
 
 def takes_text(logger: Logger) -> bool:
-    """Whether `log_text` finds a place for text in a logger."""
+    """Returns whether `log_text` can write text to a logger."""
     writer: Any = getattr(logger, "experiment", None)
     return isinstance(logger, WandbLogger | MLFlowLogger) or hasattr(writer, "add_text")
 
 
 def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
-    """Hands Markdown to a logger that takes text: TensorBoard, W&B or MLflow."""
+    """Logs Markdown to TensorBoard, W&B or MLflow; other loggers are skipped."""
     writer: Any = getattr(logger, "experiment", None)
     if isinstance(logger, WandbLogger):
         logger.log_text(tag, columns=["step", "text"], data=[[str(step), text]])
@@ -59,9 +59,9 @@ def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
 
 
 def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int) -> None:
-    """Hands images (height, width, 3) to a logger that takes them: TensorBoard, W&B or MLflow.
+    """Logs images (height, width, 3) to TensorBoard, W&B or MLflow; other loggers are skipped.
 
-    In TensorBoard they stand next to the scalars of `log_details`.
+    In TensorBoard they are next to the scalars of `log_details`.
     """
     writer: Any = getattr(logger, "experiment", None)
     if isinstance(logger, WandbLogger):
@@ -71,5 +71,5 @@ def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int
         if isinstance(logger, MLFlowLogger):
             writer.log_image(logger.run_id, image, f"{tag}/{idx}/step={step}.png")
         elif hasattr(writer, "add_image"):
-            # numbered, as TensorBoard shows nothing of a tag that is a scalar's, too
+            # numbered, as TensorBoard does not show images with the tag of a scalar
             writer.add_image(f"{WITHIN}{tag}/{idx}", image, step, dataformats="HWC")

@@ -1,4 +1,4 @@
-"""Gradient norms, and the guard against steps and weights that are not finite."""
+"""Gradient norms, and the guard against non-finite steps and weights."""
 
 import itertools
 import math
@@ -33,30 +33,30 @@ class NonFiniteError(AgreedEnd):
 class _MicroBatch(NamedTuple):
     """One micro-batch of the current optimiser step."""
 
-    number: int
+    idx: int
     sequence_id: Tensor | None
     loss: Tensor
     terms: dict[str, Tensor]
 
 
 class NonFinite(L.Callback):
-    """Keeps nan and infinity out of the weights, and such weights out of checkpoints.
+    """Keeps nan and infinity out of the weights, and non-finite weights out of checkpoints.
 
-    Checked once an optimiser step, before the optimiser, on all ranks: the losses of its
-    micro-batches, the norm of its gradient, and the settings that its update is scaled by. So
-    weights, optimiser state and ``last.ckpt`` stay good. An update of finite numbers can still
-    overflow: the weights are checked before each checkpoint is written, and where a step is
-    refused. Weights that are not finite end the program under both actions.
+    Once an optimiser step, before the update, it checks on all ranks the losses of the
+    micro-batches, the norm of the gradient, and the settings that scale the update, so that
+    weights, optimiser state and ``last.ckpt`` stay finite. An update with finite numbers can still
+    overflow, so the weights are checked before each checkpoint is written, and at each bad step.
+    Non-finite weights end the program under both actions.
 
-    Where losses are scaled (16-mixed) gradients overflow by design and the scaler drops those
-    steps; then only the losses are looked at.
+    With a loss scaler (16-mixed) gradients overflow by design and the scaler skips those steps;
+    then only the losses are checked.
 
     Args:
-        action: ``stop`` ends the program with exit code 3 and a message. ``skip`` drops this
-            optimiser step, so that weights and optimiser state stay while the schedule goes on,
-            and counts it in ``train/skipped_steps``.
-        max_skipped_in_a_row: Number of consecutive dropped steps after which the next one ends the
-            program, too.
+        action: ``stop`` ends the program with exit code 3 and a message. ``skip`` skips this
+            optimiser step, so that weights and optimiser state do not change while the schedule
+            continues, and counts it in ``train/skipped_steps``.
+        max_skipped_in_a_row: Maximum number of consecutive skipped steps; one more ends the
+            program.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class NonFinite(L.Callback):
         model: Any = pl_module
         self._step.append(
             _MicroBatch(
-                number=trainer.fit_loop.epoch_loop.total_batch_idx,
+                idx=trainer.fit_loop.epoch_loop.total_batch_idx,
                 sequence_id=self._batch.get("sequence_id"),
                 loss=unscaled(trainer, loss),
                 terms=getattr(model, "last_terms", {}),
@@ -96,12 +96,7 @@ class NonFinite(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Looks at losses and gradient, the only wait for the device, and for others, at a step.
-
-        Raises:
-            NonFiniteError: If they are not finite and the step is not to be skipped; if the
-                weights are not finite already, or a setting of the optimiser.
-        """
+        # the only synchronisation with the device, and with other ranks, in a step
         step, self._step = self._step, []
         scaled = has_scaler(trainer)
         norm = None if scaled else _step_norm(trainer, optimizer)
@@ -113,16 +108,16 @@ class NonFinite(L.Callback):
             self._in_a_row = 0
         else:
             check_weights(trainer)
-            self._refuse(trainer, optimizer, _describe(trainer, step, norm))
-            if not scaled:  # the scaler sees it too and drops the step itself
+            self._skip_or_raise(trainer, optimizer, _describe(trainer, step, norm))
+            if not scaled:  # else the scaler skips the step
                 _drop_gradients(optimizer)
         if self.skipped:
             pl_module.log("train/skipped_steps", float(self.skipped))
 
-    def _refuse(
+    def _skip_or_raise(
         self, trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]
     ) -> None:
-        """Counts the step as skipped, or raises."""
+        """Counts the step as skipped, or raises a NonFiniteError."""
         if self.action == "skip" and self._in_a_row < self.max_skipped_in_a_row:
             self.skipped += 1
             self._in_a_row += 1
@@ -131,7 +126,7 @@ class NonFinite(L.Callback):
             return
         cause = ""
         if self.action == "skip":
-            cause = f" It is one more than nonfinite.max_skipped_in_a_row ({self._in_a_row})."
+            cause = f" This exceeds nonfinite.max_skipped_in_a_row ({self._in_a_row})."
         raise NonFiniteError(
             f"{_untouched(trainer, optimizer, problems)}{cause} {_cure(trainer)}, or with "
             "--nonfinite.action skip"
@@ -140,11 +135,6 @@ class NonFinite(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuses a checkpoint whose weights are not finite, whoever writes it.
-
-        Raises:
-            NonFiniteError: On all ranks, if the weights are not finite on one of them.
-        """
         check_weights(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,10 +146,10 @@ class NonFinite(L.Callback):
 
 
 def check_weights(trainer: L.Trainer) -> None:
-    """Checks all weights in one pass, with one wait for the device.
+    """Checks all weights in one pass, with one synchronisation.
 
     Raises:
-        NonFiniteError: On all ranks, if weights are not finite on one of them.
+        NonFiniteError: On all ranks, if weights of one of them are not finite.
     """
     if weights_are_finite(trainer):
         return
@@ -176,18 +166,19 @@ def check_weights(trainer: L.Trainer) -> None:
 
 
 def weights_are_finite(trainer: L.Trainer) -> bool:
-    """Returns whether the weights of all ranks are finite, to all ranks."""
+    """Returns whether the weights are finite on all ranks; collective."""
     weights = [_local(p.detach()) for p in trainer.lightning_module.parameters()]
     weights = [weight for weight in weights if weight.numel() and weight.is_floating_point()]
-    norm = torch.nn.utils.get_total_norm(weights)  # finite: all are; it can overflow otherwise
+    # a finite norm proves finite weights; an infinite one may be an overflow
+    norm = torch.nn.utils.get_total_norm(weights)
     finite = bool(norm.isfinite()) or all(bool(weight.isfinite().all()) for weight in weights)
     return not trainer.strategy.reduce_boolean_decision(not finite, all=False)
 
 
 def _all_finite(trainer: L.Trainer, values: list[Tensor]) -> bool:
-    """Returns whether the scalars of all ranks are finite, with one wait for the device.
+    """Returns whether the scalars are finite on all ranks, with one synchronisation.
 
-    With several ranks one exchange also answers the questions of other callbacks.
+    With several ranks, the same reduction answers the questions of other callbacks.
     """
     if trainer.world_size == 1:
         return all(map(math.isfinite, torch.stack(values).tolist())) if values else True
@@ -198,8 +189,8 @@ def _all_finite(trainer: L.Trainer, values: list[Tensor]) -> bool:
     scalars = torch.stack(values) if values else torch.zeros(1, device=device)
     refused = (~scalars.isfinite()).any().to(scalars.dtype).reshape(1)
     sent = torch.tensor(list(itertools.chain(*questions)), dtype=scalars.dtype)
-    totals = torch.cat((refused, sent.to(device, non_blocking=True)))  # the list is not waited for
-    dist.all_reduce(totals)  # Lightning's own reduction would wait at a barrier first
+    totals = torch.cat((refused, sent.to(device, non_blocking=True)))  # a copy without waiting
+    dist.all_reduce(totals)  # Lightning's reduction would wait at a barrier first
     total_refused, *answers = totals.tolist()
     remaining = iter(answers)
     for callback, question in zip(asking, questions, strict=True):
@@ -208,7 +199,7 @@ def _all_finite(trainer: L.Trainer, values: list[Tensor]) -> bool:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Returns this rank's part of a sharded tensor; of other tensors, all."""
+    """Returns this rank's part of a sharded tensor; other tensors are returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -223,14 +214,14 @@ def _untouched(trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: l
 
 
 def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Leaves the optimiser nothing to do: it passes over parameters without a gradient."""
+    """Removes all gradients; the optimiser skips parameters without one."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
 
 
 def _describe_settings(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Returns which settings of the update are not finite; they are the same on all ranks."""
+    """Describes settings of the update that are not finite; they are the same on all ranks."""
     clip = trainer.gradient_clip_val
     bad = {"trainer.gradient_clip_val": clip} if clip is not None and math.isnan(clip) else {}
     for group in optimizer.param_groups:
@@ -240,15 +231,15 @@ def _describe_settings(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> 
 
 
 def _describe(trainer: L.Trainer, step: list[_MicroBatch], norm: Tensor | None) -> list[str]:
-    """Describes the problems that ranks see."""
+    """Describes the problems of all ranks."""
     problems = [_describe_one(micro) for micro in step if not bool(micro.loss.isfinite())]
     if not problems and norm is not None and not bool(norm.isfinite()):
-        batches = ", ".join(str(micro.number) for micro in step)
+        batches = ", ".join(str(micro.idx) for micro in step)
         problems = [f"the gradient norm is {float(norm)} (finite losses, batches {batches})"]
     ranks = gather(problems)
     if len(ranks) == 1:
         return problems
-    # One rank's bad loss makes the gradients of all bad: name the rank it came from.
+    # A bad loss on one rank makes all gradients bad, so only its origin is named.
     origin = [(r, text) for r, part in enumerate(ranks) for text in part if _IS_LOSS in text]
     shown = origin or [(r, text) for r, part in enumerate(ranks) for text in part]
     return [f"rank {r}: {text}" for r, text in shown]
@@ -256,7 +247,7 @@ def _describe(trainer: L.Trainer, step: list[_MicroBatch], norm: Tensor | None) 
 
 def _describe_one(micro: _MicroBatch) -> str:
     terms = ", ".join(f"{name} {float(value):.6g}" for name, value in micro.terms.items())
-    text = f"{_IS_LOSS} {micro.number} is {float(micro.loss)}"
+    text = f"{_IS_LOSS} {micro.idx} is {float(micro.loss)}"
     if terms:
         text += f" (terms: {terms})"
     if micro.sequence_id is not None:
@@ -269,7 +260,7 @@ def _describe_one(micro: _MicroBatch) -> str:
 def _cure(trainer: L.Trainer) -> str:
     path = checkpoint_to_resume(trainer)
     checkpoint = f"The last good checkpoint is {path}" if path else "No checkpoint was written yet"
-    return f"{checkpoint}. Go on with a lower model.optimizer.lr or trainer.gradient_clip_val"
+    return f"{checkpoint}. Resume with a lower model.optimizer.lr or trainer.gradient_clip_val"
 
 
 # ---- gradient norms
@@ -281,8 +272,8 @@ class GradientNorm(L.Callback):
     It is the gradient of the whole optimiser step: accumulated, averaged over ranks, unscaled.
 
     Args:
-        every_n_steps: Optimiser steps between two values. Null means trainer.log_every_n_steps; 0
-            measures none.
+        every_n_steps: Optimiser steps between two values. Null means trainer.log_every_n_steps, 0
+            none.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -292,7 +283,7 @@ class GradientNorm(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        # Logs the norm; Lightning clips after this hook.
+        # Lightning clips after this hook
         interval = log_interval(trainer) if self.every_n_steps is None else self.every_n_steps
         if not interval or (trainer.global_step + 1) % interval:
             return
@@ -301,13 +292,13 @@ class GradientNorm(L.Callback):
         pl_module.log("train/grad_norm", norm)
 
     def take_norm(self, step: int) -> Tensor | None:
-        """Returns the norm if it was measured in this optimiser step (from 0); forgets it."""
+        """Returns and clears the norm if it was measured in this optimiser step (from 0)."""
         latest, self._latest = self._latest, None
         return latest[1] if latest is not None and latest[0] == step else None
 
 
 def _step_norm(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Returns the step's gradient norm, as ``GradientNorm`` has measured it if it has."""
+    """Returns the step's gradient norm, measured by ``GradientNorm`` or now."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         norm = (
@@ -319,7 +310,7 @@ def _step_norm(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def total_norm(optimizer: torch.optim.Optimizer) -> Tensor:
-    """Returns the 2-norm of all gradients of an optimiser, a scalar; of sharded ones, the whole."""
+    """Returns the 2-norm of all gradients of an optimiser, over all shards, as a scalar."""
     gradients = [
         parameter.grad
         for group in optimizer.param_groups

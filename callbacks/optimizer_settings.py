@@ -1,4 +1,4 @@
-"""Settings of optimisers and schedules in a resumed run: restored, or as configured."""
+"""Settings of optimisers and schedules in a resumed run: restored or configured."""
 
 import math
 from typing import Any
@@ -16,12 +16,12 @@ Settings = dict[str, Any]
 
 
 class KeepOptimizerSettings(L.Callback):
-    """Gives the configured optimiser settings effect in a resumed run.
+    """Applies the configured optimiser settings in a resumed run.
 
     Restoring an optimiser also restores its settings (lr, betas, eps, weight_decay) and the base
-    learning rates of its schedule, so what the configuration says has no effect. This callback
-    notes the fresh settings and writes them back after the restoration; moments, step counts and
-    the position within the schedule stay restored.
+    learning rates of its schedule, so the configured ones would have no effect. This callback
+    records the configured settings and writes them back after restoration; moments, step counts
+    and the position within the schedule stay restored.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ def _settings(optimizer: Optimizer) -> list[Settings]:
 
 
 def _report(restored: Settings, fresh: Settings) -> None:
-    """Names each setting of a group that changes; of the two learning rates, the peak."""
+    """Reports each setting of a group that changes, and the peak as the learning rate."""
     for key, value in fresh.items():
         if (key != "lr" or "initial_lr" not in fresh) and restored.get(key) != value:
             name = "lr" if key == "initial_lr" else key
@@ -64,13 +64,13 @@ def _report(restored: Settings, fresh: Settings) -> None:
 
 
 def _rebase(scheduler: LRScheduler, base_lrs: list[Any]) -> None:
-    """Sets the learning rates that ``base_lrs`` (floats) have at the schedule's present place."""
+    """Sets the learning rates of ``base_lrs`` (floats) at the schedule's current position."""
     old: list[Any] = list(scheduler.base_lrs)
     current: list[Any] = list(scheduler.get_last_lr())
     scheduler.base_lrs = list(base_lrs)
     if isinstance(scheduler, LambdaLR):
         factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-    else:  # any other schedule is taken to scale with its base
+    else:  # assumes that any other schedule scales with its base
         factors = [lr / base if base else 1.0 for lr, base in zip(current, old, strict=True)]
     rates = [base * factor for base, factor in zip(base_lrs, factors, strict=True)]
     for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
@@ -79,11 +79,11 @@ def _rebase(scheduler: LRScheduler, base_lrs: list[Any]) -> None:
 
 
 class ScheduleChange(L.Callback):
-    """Has a resumed run follow its own schedule from the first step, and warns where that jumps.
+    """Makes a resumed run follow its configured schedule from the first step, and warns of jumps.
 
-    A schedule is a function of the length of the run: with another one the learning rate jumps.
-    The restored optimiser has the checkpoint's rate for the next step, the scheduler computes this
-    run's, which is the one that counts. Another peak rate is no change of the schedule (see
+    A schedule depends on the length of the run, so the learning rate jumps if that changes. The
+    restored optimiser has the checkpoint's rate for the next step, and the scheduler computes this
+    run's rate, which is used. A different peak rate is not a change of the schedule (see
     ``KeepOptimizerSettings``).
     """
 
@@ -91,12 +91,12 @@ class ScheduleChange(L.Callback):
         self._end = math.inf
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Notes the length by which the schedule was built; ``PendingValidation`` may lift it.
+        # The length that the schedule was built with; ``PendingValidation`` may lift it.
         model: Any = pl_module
         self._end = model.optimizer_config.horizon or trainer.estimated_stepping_batches
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Compares and sets; at this point all is restored and nothing has been stepped yet.
+        # At this point everything is restored, and no step has been taken yet.
         if trainer.ckpt_path is None:
             return
         for scheduler in _schedulers(trainer):
@@ -106,7 +106,7 @@ class ScheduleChange(L.Callback):
             _rebase(scheduler, scheduler.base_lrs)
             if rates is not None and not math.isclose(*rates, rel_tol=TOLERANCE):
                 end = "has no end" if math.isinf(self._end) else f"ends at step {int(self._end)}"
-                rank_zero_info(  # a Python warning would take two lines, one of them of code
+                rank_zero_info(  # a Python warning would add a line of code
                     f"warning: the schedule now {end}: the learning rate goes from {rates[0]:.1e} "
                     f"to {rates[1]:.1e}"
                 )
@@ -115,6 +115,6 @@ class ScheduleChange(L.Callback):
 def _rates(scheduler: LambdaLR) -> tuple[float, float] | None:
     """Returns the checkpoint's rate and this schedule's, or None if the peak rates differ."""
     group, base = scheduler.optimizer.param_groups[0], scheduler.base_lrs[0]
-    if scheduler.optimizer.defaults["lr"] != base:  # what was configured, which nothing restores
+    if scheduler.optimizer.defaults["lr"] != base:  # defaults are configured, never restored
         return None
     return float(group["lr"]), float(base * scheduler.lr_lambdas[0](scheduler.last_epoch))

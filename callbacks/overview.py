@@ -1,4 +1,4 @@
-"""An overview of a run before it trains: parameters, FLOPs per token, batch and tokens."""
+"""Overview of a run before training: parameters, FLOPs per token, batch and tokens."""
 
 import math
 from typing import Any
@@ -9,8 +9,8 @@ import lightning as L
 class ModelOverview(L.Callback):
     """Prints a model's parameters, its FLOPs per token, and the batch of a step.
 
-    It replaces Lightning's summary, whose FLOPs know no attention and no repeated pass;
-    ``trainer.enable_model_summary: false`` leaves both out.
+    It replaces Lightning's summary, whose FLOPs ignore attention and repeated passes;
+    ``trainer.enable_model_summary: false`` disables both.
     """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -20,19 +20,19 @@ class ModelOverview(L.Callback):
             print(overview(pl_module, data.row_tokens("train") if whole else None), flush=True)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Prints the global batch on rank 0; all batches of an epoch are known by now.
+        # here the number of batches of an epoch is known
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if trainer.is_global_zero and hasattr(data, "step_batch"):
             print(_planned_batch(trainer, data), flush=True)
 
 
 def _planned_batch(trainer: Any, data: Any) -> str:
-    """Returns `batch_line` of a training that is about to begin or to go on."""
+    """Returns `batch_line` of a training that starts or resumes."""
     steps, epoch = trainer.estimated_stepping_batches, trainer.num_training_batches
     batch = data.step_batch(trainer.world_size, trainer.accumulate_grad_batches).within(epoch)
     accumulate, tokens, total = batch.accumulate, batch.size * data.unit_tokens(), None
     if not math.isinf(steps):
-        # The last step of an epoch takes the micro-batches that are left, which may be fewer.
+        # The last step of an epoch may have fewer micro-batches.
         epochs, rest = divmod(steps, math.ceil(epoch / accumulate))
         micro_batches = epochs * epoch + min(rest * accumulate, epoch)
         total = micro_batches * tokens / accumulate
@@ -46,10 +46,10 @@ def batch_line(
 
     Args:
         batch: The data module's ``StepBatch``.
-        tokens: Tokens of it.
-        rows: What rows are, such as ``windows``, whose tokens alone are exact.
-        steps: Optimiser steps of the run, None or infinity if the run does not say.
-        total: Tokens of the run, or None if unknown.
+        tokens: Number of tokens of the batch.
+        rows: Type of the rows; the number of tokens is exact for ``windows`` only.
+        steps: Optimiser steps of the run, or None or infinity if it has no limit.
+        total: Number of tokens of the run, or None if unknown.
     """
     bound = {"windows": "", "sentences": "at most "}.get(rows, "about ")
     of_size, devices = "" if batch.unit == "rows" else bound, batch.devices
@@ -89,7 +89,7 @@ def overview(model: Any, row_tokens: int | None = None) -> str:
 
 
 def quantity(value: float) -> str:
-    """Returns a number with three digits and its unit of a thousand, such as ``5.62 M``."""
+    """Formats a number with three digits and a unit of thousands, such as ``5.62 M``."""
     units = ["", " K", " M", " G", " T", " P", " E"]
     while abs(value) >= 999.5 and len(units) > 1:
         value /= 1000

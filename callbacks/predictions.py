@@ -11,19 +11,20 @@ from lightning_models.atomic_files import check_folder, write_whole
 
 
 class Predictions(L.Callback):
-    """Writes one JSON line a prompt, in the order of the prompts file.
+    """Writes a JSON line for each prompt, in the order of the prompts file.
 
-    Keys: ``prompt``; ``tokens``, its ids; ``log_probs``, nats, one an id; ``sequence_term``, nats
-    that belong to the whole prompt; ``likelihood``, what their sum is; ``continuation``, text.
+    The keys are ``prompt``; ``tokens``, its ids; ``log_probs`` of the ids in nats;
+    ``sequence_term``, nats that belong to the whole prompt; ``likelihood``, the kind of their sum;
+    ``continuation``, a text.
 
     Args:
         output: File to write, which is replaced when all prompts are done.
-        max_new_tokens: Maximum length of a continuation in tokens, limited by the block size. 0
-            writes none.
+        max_new_tokens: Maximum length of a continuation in tokens, limited by the block size; 0 for
+            none.
         temperature: Divisor of the logits. 0 takes the most likely token.
         top_k: Number of most likely tokens to sample from.
         top_p: Total probability of the most likely tokens to sample from.
-        seed: Seed of the draws. Prompt number r draws from (seed, r).
+        seed: Seed of the draws. Prompt r has the random stream (seed, r).
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class Predictions(L.Callback):
         indices: list[int],
         lengths: list[int],
     ) -> list[str]:
-        """Returns continuations, each cut to what the context has room for after its prompt.
+        """Returns continuations whose lengths are limited by the context after their prompts.
 
-        Consecutive prompts draw from consecutive streams. If the cuts differ, prompts go alone,
-        so that a continuation never depends on its neighbours.
+        Consecutive prompts draw from consecutive streams. If the limits differ, prompts are decoded
+        one by one, so that a continuation never depends on others in the batch.
         """
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         limit = pl_module.context_limit

@@ -18,17 +18,18 @@ from lightning_models.recipe import as_started
 
 
 class Progress(TQDMProgressBar):
-    """A bar of optimiser steps on a terminal; elsewhere (files, pipes, job logs) plain lines.
+    """Shows a bar of optimiser steps on a terminal, and plain lines in files, pipes and job logs.
 
-    Both show the logged losses, tokens per second (of the ``Throughput`` callback) and the time
-    left until max_steps, max_epochs or max_time, whichever comes first. Each validation leaves a
-    line, and so does the end: which checkpoint there is now, and how to evaluate it.
+    Both show the logged losses, tokens per second (from the ``Throughput`` callback) and the time
+    left until max_steps, max_epochs or max_time, whichever comes first. Each validation prints a
+    line, and so does the end of the training, with the last checkpoint and a command to evaluate
+    it.
 
     Args:
-        refresh_rate: Batches between two updates of the bar. 0 shows nothing.
+        refresh_rate: Batches between two updates of the bar. 0 disables the output.
         line_every_n_steps: Optimiser steps between two lines if the output is not a terminal. Null
             means trainer.log_every_n_steps.
-        leave: Whether a bar stays when its epoch has ended.
+        leave: Whether to keep a bar after its epoch.
     """
 
     BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
@@ -59,7 +60,7 @@ class Progress(TQDMProgressBar):
         return bar
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        """Does not reset the bar, which counts the steps of the run, not of the epoch."""
+        pass  # the bar counts the steps of the run, so an epoch does not reset it
 
     def on_train_batch_end(
         self,
@@ -97,7 +98,7 @@ class Progress(TQDMProgressBar):
             self.print(line)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Names the last checkpoint of a training that has ended by itself; the bar is closed.
+        # the bar is closed by now; a training that ended with an error does not get here
         path = newest_written(trainer) if self._lines or self.is_enabled else None
         if path is not None:
             name = shlex.quote(str(_from_here(path)))
@@ -107,11 +108,7 @@ class Progress(TQDMProgressBar):
     def get_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Returns the values logged for the bar, tokens per second and the remaining time.
-
-        Values of the last validation have a line of their own.
-        """
-        values = {
+        values = {  # without the values of validations, which have separate lines
             name: value
             for name, value in super().get_metrics(trainer, pl_module).items()
             if name != "v_num" and not name.startswith("val/")
@@ -125,7 +122,7 @@ class Progress(TQDMProgressBar):
         return values
 
     def seconds_left(self, trainer: L.Trainer) -> float | None:
-        """Returns the seconds until the run ends at its present pace, or None without an end."""
+        """Returns the seconds until the run ends at its current pace, or None without a limit."""
         ends = []
         total = _total_steps(trainer)
         if self._pace.seconds_per_step is not None and math.isfinite(total):
@@ -150,7 +147,7 @@ class _Pace:
         self.seconds_per_step: float | None = None
 
     def step(self, step: int) -> None:
-        """Notes that ``step`` has ended; the first one (warm-up) only opens the count."""
+        """Records the end of a step; the first one (warm-up) only starts the clock."""
         now = time.monotonic()
         if self._start is None:
             self._start = (step, now)
@@ -159,7 +156,7 @@ class _Pace:
 
 
 def _total_steps(trainer: L.Trainer) -> float:
-    """Returns the optimiser steps of the whole run; inf if nothing bounds them."""
+    """Returns the optimiser steps of the whole run, or infinity without a limit."""
     return trainer.estimated_stepping_batches
 
 

@@ -1,4 +1,4 @@
-"""Random states, and models that are evaluated in training without disturbing them."""
+"""Random states, and evaluation during training without side effects."""
 
 import dataclasses
 import random
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclasses.dataclass(frozen=True)
 class RandomState:
-    """States of torch (CPU and every CUDA device), numpy and Python, as these give them."""
+    """Random states of torch (CPU and every CUDA device), numpy and Python."""
 
     torch_cpu: Tensor
     torch_cuda: list[Tensor]
@@ -22,12 +22,12 @@ class RandomState:
 
     @classmethod
     def capture(cls) -> "RandomState":
-        """Returns the present state; a few microseconds."""
+        """Returns the current state, in a few microseconds."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return cls(torch.get_rng_state(), cuda, np.random.get_state(legacy=True), random.getstate())
 
     def restore(self) -> None:
-        """Puts the generators back; CUDA only if there are as many devices as there were."""
+        """Restores the generators; CUDA's only if the number of devices is the same."""
         torch.set_rng_state(self.torch_cpu)
         if self.torch_cuda and torch.cuda.device_count() == len(self.torch_cuda):
             torch.cuda.set_rng_state_all(self.torch_cuda)
@@ -36,13 +36,13 @@ class RandomState:
 
     def plain(self) -> dict[str, Any]:
         """Returns tensors and plain values only, which load with ``weights_only=True``."""
-        kind, keys, position, has_gauss, cached = self.numpy
+        algorithm, keys, position, has_gauss, cached = self.numpy
         version, internal, gauss_next = self.python
         return {
             "torch_cpu": self.torch_cpu,
             "torch_cuda": self.torch_cuda,
             "numpy": [
-                str(kind),
+                str(algorithm),
                 torch.from_numpy(keys.astype(np.int64)),
                 int(position),
                 int(has_gauss),
@@ -53,13 +53,13 @@ class RandomState:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "RandomState":
-        """Returns the state that ``plain`` described (its tensors may have moved to a device)."""
-        kind, keys, *rest = plain["numpy"]
+        """Returns the state of a result of ``plain``, whose tensors may be on any device."""
+        algorithm, keys, *rest = plain["numpy"]
         version, internal, gauss_next = plain["python"]
         return cls(
             torch_cpu=plain["torch_cpu"].cpu(),
             torch_cuda=[state.cpu() for state in plain["torch_cuda"]],
-            numpy=(kind, keys.cpu().numpy().astype(np.uint32), *rest),
+            numpy=(algorithm, keys.cpu().numpy().astype(np.uint32), *rest),
             python=(version, tuple(internal.tolist()), gauss_next),
         )
 
@@ -68,8 +68,8 @@ class RandomState:
 def undisturbed(module: nn.Module) -> Iterator[None]:
     """Evaluates ``module`` without gradients; restores random states and every submodule's mode.
 
-    Also after an error, which Lightning's ``isolate_rng`` does not. Sharded parameters are whole
-    on every rank; all ranks must enter.
+    They are restored after errors too, unlike with Lightning's ``isolate_rng``. Sharded parameters
+    are gathered on every rank, so it is collective.
     """
     random_state = RandomState.capture()
     modes = {child: child.training for child in module.modules()}

@@ -1,4 +1,4 @@
-"""Thoughts of a model while it reads queries, as plain values and as text within the query."""
+"""Recorded thoughts of a model reading queries, as plain values and as text within the query."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from callbacks.analysis.token_text import EOS, PART, pieces
 
 JOINT = "; "
-"""Stands between two steps of one thought."""
+"""Separator between the steps of a thought."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Thought:
     """Thought after a chunk.
 
     Attributes:
-        end: Index in the query (the EOS before it is 0) of the chunk's last token.
-        tokens: Ids without the end of the thought, empty if nothing is thought.
+        end: Index of the chunk's last token in the query (the EOS before it has index 0).
+        tokens: Token ids without the end of the thought, empty for a trivial thought.
     """
 
     end: int
@@ -29,9 +29,9 @@ class RowThinking:
     """Thoughts along a row.
 
     Attributes:
-        thoughts: One for each chunk of the query, in order, then one for each chunk of the answer
-            if the model thinks there, too.
-        rounds: Number of passes through the backbone that reading the query took, 0 without any.
+        thoughts: One for each chunk of the query, in order, followed by one for each chunk of the
+            answer if the model thinks there, too.
+        rounds: Number of passes through the backbone for reading the query, 0 if not recorded.
     """
 
     thoughts: tuple[Thought, ...]
@@ -39,12 +39,12 @@ class RowThinking:
 
     @property
     def nontrivial(self) -> int:
-        """Chunks after which anything is thought."""
+        """Number of thoughts that are not trivial."""
         return sum(bool(thought.tokens) for thought in self.thoughts)
 
     @property
     def length(self) -> int:
-        """Tokens of all thoughts."""
+        """Number of tokens of all thoughts."""
         return sum(len(thought.tokens) for thought in self.thoughts)
 
     def within(self, query: Sequence[int]) -> "RowThinking":
@@ -60,12 +60,12 @@ class Recorded:
         self._trace: Any = None
 
     def take(self, *, trace: Any, **_: Any) -> None:
-        """Takes the trace of a model, which may add to it while it writes."""
+        """Records the trace of a model, which may extend it while decoding."""
         self._trace = trace
 
     @property
     def rows(self) -> list[RowThinking] | None:
-        """The thoughts along each row of the batch, or None if nothing was recorded."""
+        """Thoughts along each row of the batch, or None if nothing was recorded."""
         if self._trace is None:
             return None
         rounds = self._trace.rounds or [0] * len(self._trace.rows)
@@ -80,21 +80,21 @@ def _thought(recorded: Any) -> Thought:
 
 
 def thought_text(tokenizer: Any, tokens: Iterable[int]) -> str:
-    """Returns the text of a thought; ids that only the model has separate its steps."""
+    """Returns the text of a thought; ids outside the vocabulary separate its steps."""
     runs = groupby(tokens, key=lambda i: i < tokenizer.vocab_size)
     texts = [tokenizer.decode_continuation(list(run)).strip() for is_text, run in runs if is_text]
     return JOINT.join(texts)
 
 
 def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[str]:
-    """Returns a query's text cut after the tokens at ``ends``, without the EOS before it.
+    """Splits a query's text after the tokens at ``ends``, without the EOS before it.
 
-    A character that several tokens share is after the last of them.
+    A character of several tokens belongs to the last of them.
 
     Args:
         tokenizer: Tokenizer of the data.
         query: Token ids of the query, EOS first.
-        ends: Ascending indices; one part more than these is returned.
+        ends: Ascending indices; the result has one part more.
     """
     texts = ["" if text in (EOS, PART) else text for text in pieces(tokenizer, query)]
     starts = [0, *(end + 1 for end in ends)]
@@ -103,13 +103,13 @@ def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[
 
 
 def insert(part: str, mark: str) -> str:
-    """Returns a part of a query with a mark after it, before the spaces that it ends with."""
+    """Inserts a mark at the end of a part of a query, before its trailing spaces."""
     text = part.rstrip()
     return f"{text} {mark}{part[len(text) :]}" if mark else part
 
 
 def query_with_thoughts(tokenizer: Any, query: Sequence[int], thinking: RowThinking) -> str:
-    """Returns a query with its thoughts where they are thought, as the paper's Fig. 4 has it."""
+    """Returns a query with its thoughts inserted, as in the paper's Fig. 4."""
     full = [thought for thought in thinking.within(query).thoughts if thought.tokens]
     texts = parts_of(tokenizer, query, [thought.end for thought in full])
     marks = [f"[T: {thought_text(tokenizer, thought.tokens)}]" for thought in full]

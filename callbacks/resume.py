@@ -1,4 +1,4 @@
-"""Exact resumption: position, random states, unfinished steps, validations that were cut short."""
+"""Exact resumption: position, random states, unfinished steps, interrupted validations."""
 
 import math
 from typing import Any
@@ -19,19 +19,19 @@ _UNLIMITED = -1
 
 
 class ResumeState(L.Callback):
-    """Makes a resumed run equal the uninterrupted one, and training independent of its breaks.
+    """Makes a resumed run equal to the uninterrupted one.
 
-    - The run goes on after the batches that it has processed, in the epoch that these are in:
-      Lightning takes an epoch that ``max_steps`` or ``max_time`` has cut for done.
+    - The run continues after the batches that it has processed, in the same epoch: Lightning
+      considers an epoch that ``max_steps`` or ``max_time`` has cut as finished.
     - The random states of all ranks (torch, CUDA, numpy, Python) are part of the checkpoint.
-    - The state after one training batch is put back before the next one, so validation, text
+    - The state after a training batch is restored before the next one, so that validation, text
       samples, checkpoints and new epochs in between never change the draws of training; and before
-      a validation, so that one that is made up for draws the same.
-    - A checkpoint between two accumulated micro-batches also holds the sums after ``train/loss``
-      and the gradient so far. Over several ranks that is the ranks' mean: equal in value after the
-      next synchronisation, not in every bit.
-    - Where the data state the rows of a step (``order_of_steps``), a run goes on with the same rows
-      on another number of devices, and in micro-batches of another size: the loops' count of
+      a validation, so that a repeated validation has the same draws.
+    - A checkpoint between two accumulated micro-batches also holds the sums for ``train/loss`` and
+      the gradient so far. With several ranks this is the ranks' mean: equal in value after the next
+      synchronisation, but not in every bit.
+    - If the data set the rows of a step (``order_of_steps``), a run continues with the same rows on
+      another number of devices, and in micro-batches of another size: the loops' count of
       micro-batches is converted.
     """
 
@@ -39,13 +39,10 @@ class ResumeState(L.Callback):
         self._state: RandomState | None = None
         self._gradients: dict[str, Tensor] = {}
         self._sums: dict[str, list[float]] = {}
-        self._step_start = 0  # batches before the optimiser step in work
+        self._step_start = 0  # number of batches before the current optimiser step
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Notes the state after model construction, unless a checkpoint brought another.
-
-        Ranks have built equal models from one seed; from here on their dropout masks differ.
-        """
+        # ranks have built equal models from one seed; from here on their dropout masks differ
         if self._state is None:
             if trainer.global_rank:
                 torch.manual_seed(torch.initial_seed() + trainer.global_rank)
@@ -55,7 +52,7 @@ class ResumeState(L.Callback):
         for name, parameter in pl_module.named_parameters():
             if name in self._gradients:
                 gradient = self._gradients[name].to(parameter.device, parameter.dtype)
-                if gradient.shape != parameter.shape:  # of older checkpoints
+                if gradient.shape != parameter.shape:  # in older checkpoints
                     gradient = gradient.reshape(parameter.shape)
                 if isinstance(parameter, DTensor) and not isinstance(gradient, DTensor):
                     gradient = distribute_tensor(
@@ -92,7 +89,7 @@ class ResumeState(L.Callback):
             self._state.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        # a later ``fit`` of the same process starts afresh
+        # a later ``fit`` in the same process starts anew
         self._state = None
         self._gradients, self._sums = {}, {}
         self._step_start = 0
@@ -117,7 +114,7 @@ class ResumeState(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # Takes this rank's states; says so if the checkpoint cannot be continued exactly.
+        # restores this rank's states; warns if the checkpoint cannot be continued exactly
         if trainer.state.fn != TrainerFn.FITTING:
             return
         same_steps = position.convert_micro_batches(trainer, checkpoint)
@@ -141,18 +138,18 @@ class ResumeState(L.Callback):
             self._state = RandomState.from_plain(states[trainer.global_rank])
         self._gradients = saved["gradients"]
         sums = saved.get("sums", [])  # older checkpoints have none
-        if len(sums) != trainer.world_size:  # the first rank takes all
+        if len(sums) != trainer.world_size:  # rank 0 gets all
             sums = [_added(sums)]
         if trainer.global_rank < len(sums):
             self._sums = sums[trainer.global_rank]
-        if saved["unfinished_step"] and not self._gradients:  # as older versions wrote them
+        if saved["unfinished_step"] and not self._gradients:  # in checkpoints of older versions
             rank_zero_warn(
                 "the checkpoint was written between two accumulated micro-batches of sharded "
                 "parameters: the gradient of the unfinished step is lost"
             )
 
     def _begin_step(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-        """Goes on with the optimiser step that the checkpoint was written in, or begins one."""
+        """Continues the optimiser step of the checkpoint, or begins a new one."""
         saved = checkpoint.get(position.RESUME_STATE) or {}
         batches = position.processed_batches(trainer)
         if saved.get("unfinished_step"):
@@ -167,9 +164,9 @@ class ResumeState(L.Callback):
 
 
 def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Tensor]:
-    """Returns each parameter's gradient, averaged over ranks; sharded ones are so already.
+    """Returns each parameter's gradient, averaged over ranks; sharded ones already are.
 
-    Those stay sharded: how they are written is the strategy's choice.
+    Sharded gradients stay sharded, since the strategy chooses the format of checkpoints.
     """
     return {
         name: parameter.grad.clone()
@@ -181,24 +178,24 @@ def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[st
 
 
 def _added(sums: list[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Returns the sums over all ranks."""
+    """Adds the sums of all ranks."""
     names = dict.fromkeys(name for each in sums for name in each)
     pairs = {name: [each[name] for each in sums if name in each] for name in names}
     return {name: [math.fsum(part) for part in zip(*pairs[name], strict=True)] for name in names}
 
 
 class PendingValidation(L.Callback):
-    """Has a run that ended within a validation begin with that validation, from its first batch.
+    """Makes a run that ended within a validation repeat that validation from its first batch.
 
-    A checkpoint that is written before the end of a validation says so, in the words of Lightning's
-    loops: as if its process had died in the first batch. They then go back into the validation with
-    the epoch and the step of the log that it would have had.
+    In a checkpoint that is written before the end of a validation, the state of Lightning's loops
+    is as if the process had died in its first batch. The loops then repeat the validation with the
+    same epoch and the same step of the log.
     """
 
     def __init__(self) -> None:
         self._pending = False
         self._step = 0
-        self._max_steps: int | None = None  # while it is lifted
+        self._max_steps: int | None = None  # the limit while it is lifted
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -221,10 +218,8 @@ class PendingValidation(L.Callback):
             self._lift(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keeps Lightning from taking a run for finished that lacks its last validation only.
-
-        The learning rate's schedule has been built with the true number of steps by now.
-        """
+        # else Lightning considers a run finished that lacks only its last validation; the schedule
+        # has been built with the true number of steps by now
         self._lift(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -232,7 +227,7 @@ class PendingValidation(L.Callback):
             self._settle(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # The validation is being made up for: from here on all is as it was.
+        # the pending validation has started, so the limit is restored
         if self._pending:
             self._settle(trainer)
 

@@ -1,4 +1,4 @@
-"""A run's position in its data: which batch and which step come after a checkpoint's."""
+"""Position of a run in its data: the batch and the step that follow a checkpoint."""
 
 import math
 import sys
@@ -9,25 +9,25 @@ import lightning as L
 from callbacks.trainer_state import in_accumulation
 
 RESUME_STATE, PENDING_VALIDATION = "resume_state", "pending_validation"
-"""Keys of a checkpoint: see `ResumeState` and `PendingValidation`."""
+"""Keys of a checkpoint, see `ResumeState` and `PendingValidation`."""
 STATED = ("global_batch", "global_batch_tokens")
-"""Data options that state the batch of a step."""
+"""Data options that set the batch of a step."""
 _EPOCHS, _BATCHES = "epoch_progress", "epoch_loop.batch_progress"
 VALIDATION_PROGRESS = "epoch_loop.val_loop.batch_progress"
 
 
 def order_of_steps(trainer: L.Trainer) -> dict[str, Any] | None:
-    """Returns the settings that decide a step's rows, if the batch of a step is stated."""
+    """Returns the settings that determine a step's rows, if the batch of a step is set."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     return getattr(data, "order_of_steps", None)
 
 
 def convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> bool:
-    """Rewrites the count of micro-batches of a checkpoint as this run counts them.
+    """Converts the number of micro-batches of a checkpoint to micro-batches of this run.
 
-    A step has the same rows in micro-batches of another size. If both runs state the same batch of
-    a step, the count is scaled from the micro-batches of a step in that run to those in this one.
-    If not, and one of them states it, the checkpoint must end after the same rows and steps.
+    A step can have the same rows in micro-batches of another size. If both runs set the same batch
+    of a step, the number is scaled by the ratio of the micro-batches of a step. If only one of them
+    sets it, or they differ, the checkpoint must end after the same rows and steps.
 
     Returns:
         Whether the steps of both runs have the same rows.
@@ -55,15 +55,15 @@ def convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> boo
     total["processed"] = total["processed"] * now // before
     saved["step_start"] = saved["step_start"] * now // before
     saved["step_place"] = [done * now // before, now]
-    return bool(theirs == order)  # another seed, for one, is warned of by the data module
+    return bool(theirs == order)  # the data module warns of other differences, such as the seed
 
 
 def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: int) -> int:
-    """Returns the micro-batches of this run that have the rows of the checkpoint's.
+    """Returns the number of micro-batches of this run with the rows of the checkpoint's.
 
     Args:
-        trainer: In work.
-        checkpoint: Written by a run that states another batch of a step, or none.
+        trainer: The running trainer.
+        checkpoint: A checkpoint of a run that sets another batch of a step, or none.
         batches: Micro-batches that run has processed.
 
     Raises:
@@ -80,7 +80,7 @@ def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: in
         rows = batches * stated["global_batch"] // checkpoint[RESUME_STATE]["step_place"][1]
     else:
         rows = batches * theirs.get("batch_size", 0) * theirs.get("world_size", 0)
-    # An epoch of larger steps leaves more rows out, so that later epochs begin at other rows.
+    # An epoch of larger steps drops more rows at its end, so later epochs start at other rows.
     epoch = len(data.training_source()) * step.micro * step.devices // step.size * step.size
     agree = all(theirs.get(key) == order[key] for key in order if key != "batch_size")
     agree &= rows <= epoch or order.get("train_windows") == "random"
@@ -99,10 +99,10 @@ def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: in
 
 
 def restore_position(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Rewrites the loops' state of a checkpoint, so that it says which batch comes next.
+    """Rewrites the loops' state of a checkpoint for the next batch.
 
-    All of it follows from the number of processed batches and whether a validation is to be made up
-    for, as the batches do. Loaders of unknown length keep what Lightning has saved.
+    It depends only on the number of processed batches and on whether a validation is pending, like
+    the batches. For loaders of unknown length, Lightning's state is kept.
     """
     state = (checkpoint.get("loops") or {}).get("fit_loop") or {}
     if not {_EPOCHS, _BATCHES, VALIDATION_PROGRESS} <= state.keys():
@@ -128,12 +128,12 @@ def restore_position(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def _position(batches: int, length: int, *, ends_epoch: bool = False) -> dict[str, Any]:
-    """Returns the loops' progress after so many batches, in epochs of ``length``.
+    """Returns the loops' progress after a number of batches, in epochs of ``length``.
 
     Args:
-        batches: Batches of all epochs so far.
-        length: Batches of an epoch.
-        ends_epoch: Whether to stand behind the last batch of an epoch, not before the next epoch.
+        batches: Number of batches in all epochs so far.
+        length: Number of batches in an epoch.
+        ends_epoch: Whether the position is the end of an epoch instead of the start of the next.
     """
     epoch, batch = divmod(batches, length)
     if ends_epoch:
@@ -147,22 +147,22 @@ def _position(batches: int, length: int, *, ends_epoch: bool = False) -> dict[st
 
 
 def _progress(total: int, current: int) -> dict[str, dict[str, int]]:
-    """Returns Lightning's record of events that are all completed."""
+    """Returns Lightning's counters for events that are all completed."""
     stages = ("ready", "started", "processed", "completed")
     return {"total": dict.fromkeys(stages, total), "current": dict.fromkeys(stages, current)}
 
 
 def processed_batches(trainer: L.Trainer) -> int:
-    """Returns the training batches so far, over all epochs and restarts."""
+    """Returns the number of training batches so far, over all epochs and restarts."""
     total = trainer.fit_loop.epoch_loop.batch_progress.total
     return int(total.processed)  # type: ignore[attr-defined]
 
 
 def restore_log_step(trainer: L.Trainer) -> None:
-    """Has the next values logged under the step that they have in an uninterrupted run.
+    """Makes the next values be logged at the same step as in an uninterrupted run.
 
-    A loop that restarts at a batch after which a validation is due goes through the end of that
-    batch once more, and counts its step again.
+    A loop that restarts at a batch before a validation repeats the end of that batch, and counts
+    its step again.
     """
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     if not trainer.fit_loop.is_resuming or fetcher is None:
@@ -174,7 +174,7 @@ def restore_log_step(trainer: L.Trainer) -> None:
 
 
 def place_in_step(trainer: L.Trainer) -> list[int]:
-    """Returns the number of past micro-batches of the current optimiser step, and of all of it.
+    """Returns the numbers of past and of all micro-batches of the current optimiser step.
 
     An epoch's last step may have fewer than ``accumulate_grad_batches``; [0, n] is between steps.
     """
@@ -185,25 +185,26 @@ def place_in_step(trainer: L.Trainer) -> list[int]:
 
 
 def _length(trainer: L.Trainer) -> int:
-    """Returns the number of batches of an epoch, ``sys.maxsize`` if unknown."""
+    """Returns the number of batches of an epoch, or ``sys.maxsize`` if unknown."""
     length = trainer.num_training_batches
     return int(length) if 0 < length < math.inf else sys.maxsize
 
 
 def check_step(trainer: L.Trainer, saved: list[int] | None, steps: int) -> None:
-    """Refuses a checkpoint in the middle of a step that this run would end at another micro-batch.
+    """Checks that an unfinished step of a checkpoint is the beginning of a step of this run.
 
     Args:
-        trainer: In work, its position restored.
-        saved: The place in the step when the checkpoint was written, None in older checkpoints.
-        steps: Optimiser steps done.
+        trainer: The running trainer, with its position restored.
+        saved: Position in the step when the checkpoint was written, None in older checkpoints.
+        steps: Number of completed optimiser steps.
 
     Raises:
-        ValueError: If the accumulated gradient is not the beginning of this run's step.
+        ValueError: If this run would end the step at another micro-batch.
     """
     accumulate, length = trainer.accumulate_grad_batches, _length(trainer)
     position = place_in_step(trainer)
-    if saved is None:  # then the number of steps tells
+    if saved is None:
+        # inferred from the number of steps
         epoch, batch = divmod(processed_batches(trainer), length)
         same = position[0] > 0 and steps == epoch * -(-length // accumulate) + batch // accumulate
         where = "in the middle of an optimiser step"

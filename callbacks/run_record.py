@@ -1,6 +1,6 @@
-"""The record of a run: its configuration, code and versions are written next to its logs.
+"""The record of a run: its configuration, commit and versions, next to its logs.
 
-The run's id is in the record, in checkpoints and with the loggers.
+The run's id is in the record, in checkpoints and in the loggers.
 """
 
 import importlib.metadata
@@ -29,24 +29,24 @@ from lightning_models.checkpoint import Checkpoint, CheckpointError
 from lightning_models.recipe import yaml_values
 
 PACKAGE = "latent-thinking"
-_RUN = "# run: "  # first line of a record
+_RUN = "# run: "  # prefix of the first line of a record
 
 
 class SaveRunRecord(SaveConfigCallback):
     """Writes ``config.yaml`` to the log folder when training starts.
 
-    The file reproduces the run (``train.py fit -c config.yaml``); comments on top name the command,
-    the git commit and the versions. A file that exists is never overwritten and never in the way: a
-    resumed run writes ``config_<step>.yaml`` next to it.
+    The file reproduces the run (``train.py fit -c config.yaml``); comments at its top have the
+    command, the git commit and the versions. An existing file is never overwritten: a resumed run
+    writes ``config_<step>.yaml`` next to it.
 
-    The id of the run, kept where ``last`` continues it, is in these files and in each checkpoint,
-    there with the log folder: whoever resumes finds one from the other wherever both were moved to.
+    The id of the run, which ``last`` keeps, is in these files and in each checkpoint, together with
+    the log folder, so that a resumed run finds its logs even after both were moved.
 
     Args:
         parser: The parser that dumps the configuration.
         config: The parsed configuration of the subcommand.
-        step: Optimiser steps of the checkpoint that is resumed.
-        run_id: Id of the run that goes on, or null for a new run.
+        step: Optimiser steps of the resumed checkpoint.
+        run_id: Id of the continued run, or null for a new run.
         run_name: Name of the run in reports, or null.
         recipes: See :func:`as_yaml`.
         kwargs: See Lightning's SaveConfigCallback.
@@ -70,13 +70,12 @@ class SaveRunRecord(SaveConfigCallback):
         self._log_folder: str | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Settles the id with all ranks and writes the record, once, on rank 0, when training."""
         if self.already_saved or stage != "fit":
             return
         self.already_saved = True
         self._check_resumed(str(trainer.ckpt_path) if trainer.ckpt_path else None)
         self.run_id = trainer.strategy.broadcast(self.run_id or uuid.uuid4().hex)
-        log_dir = trainer.log_dir  # the same on all ranks: this broadcasts it
+        log_dir = trainer.log_dir  # broadcast by Lightning, so the same on all ranks
         if log_dir is not None and trainer.loggers:
             self._log_folder = _portable(Path(log_dir), Path(trainer.default_root_dir))
         if not trainer.is_global_zero or log_dir is None:
@@ -93,10 +92,10 @@ class SaveRunRecord(SaveConfigCallback):
                 logger.log_hyperparams(self.config.as_dict())
 
     def _check_resumed(self, path: str | None) -> None:
-        """Checks that all ranks resume the same run; they then follow the first rank.
+        """Checks that all ranks resume the same run; they then follow rank 0.
 
-        Those that restore and those that do not would wait for each other. Only the first rank has
-        verified the parts of a checkpoint, and may have fallen back to an older one of the run.
+        Ranks that restore and ranks that do not would deadlock. Only rank 0 verifies the parts of a
+        checkpoint, so it may have fallen back to an older one of the run.
         """
         values = Namespace({key: self.config.get(key) for key in ("model", "data")}).as_dict()
         settings = json.dumps(yaml_values(values), sort_keys=True)
@@ -115,7 +114,6 @@ class SaveRunRecord(SaveConfigCallback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds the id of the run, its name and its log folder."""
         run = {"id": self.run_id, "name": self.run_name, "log_folder": self._log_folder}
         checkpoint["run"] = run
 
@@ -126,7 +124,7 @@ def as_yaml(parser: LightningArgumentParser, config: Namespace, recipes: Mapping
     Args:
         parser: Parser of the verb.
         config: The parsed values.
-        recipes: Values by key that come from a checkpoint, which the parser does not see.
+        recipes: Values from a checkpoint by key, which bypass the parser.
     """
     parsed = Namespace({key: value for key, value in vars(config).items() if key not in recipes})
     text: str = parser.dump(parsed, skip_unset=False, skip_validation=True, format="yaml")
@@ -135,7 +133,7 @@ def as_yaml(parser: LightningArgumentParser, config: Namespace, recipes: Mapping
 
 
 def _escaped(value: Any) -> Any:
-    """Returns values whose text a config file gives back: OmegaConf would resolve ``${...}``."""
+    """Escapes ``${...}`` in values, which OmegaConf would resolve when it reads the file."""
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -143,15 +141,15 @@ def _escaped(value: Any) -> Any:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-# ---- where a run is found again
+# ---- lookup of a run
 
 
 def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     """Returns the log folder of the run that wrote a checkpoint, or None if it is not found.
 
-    It is the one that the checkpoint names (below ``root`` unless absolute), or else the folder of
-    the default layout, ``<log folder>/checkpoints``; in both cases its record must name the same
-    run. Checkpoints older than ids are taken to have the default layout if they look like it.
+    It is the one that the checkpoint names (below ``root`` unless absolute), else the one of the
+    default layout, ``<log folder>/checkpoints``; in both cases its record must have the same id.
+    Checkpoints without an id, of older versions, are assumed to have the default layout.
 
     Args:
         saved: The checkpoint.
@@ -180,7 +178,7 @@ def loggers_of(saved: Checkpoint, root: Path) -> Any:
 
 
 def read_settings(record: Path) -> dict[str, Any]:
-    """Returns the configuration in a record, empty where it cannot be read."""
+    """Returns the configuration in a record, empty if it cannot be read."""
     try:
         content = yaml.safe_load(record.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -189,7 +187,7 @@ def read_settings(record: Path) -> dict[str, Any]:
 
 
 def _records(folder: Path, run_id: str) -> Iterator[Path]:
-    """Yields the records in ``folder`` that begin with the id."""
+    """Yields the records in ``folder`` of the run with this id."""
     for path in folder.glob("config*.yaml"):
         with path.open(encoding="utf-8", errors="replace") as file:
             if file.readline().rstrip("\n") == _RUN + run_id:
@@ -197,13 +195,13 @@ def _records(folder: Path, run_id: str) -> Iterator[Path]:
 
 
 def _portable(folder: Path, root: Path) -> str:
-    """Returns ``folder`` relative to ``root`` if it lies below, else absolute."""
+    """Returns ``folder`` relative to ``root`` if it is below it, else absolute."""
     folder, root = folder.resolve(), root.resolve()
     return (folder.relative_to(root) if folder.is_relative_to(root) else folder).as_posix()
 
 
 def free_path(folder: Path, step: int) -> Path:
-    """Returns ``config.yaml``, or else ``config_<step>.yaml``, ``config_<step>_2.yaml``, ..."""
+    """Returns the first free path of config.yaml, config_<step>.yaml, config_<step>_2.yaml, ..."""
     path = folder / "config.yaml"
     count = 1
     while path.exists():
@@ -213,7 +211,7 @@ def free_path(folder: Path, step: int) -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that results depend on, by name."""
+    """Returns the versions of the code and its main dependencies, by name."""
     try:
         package = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -228,7 +226,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str:
-    """Returns the commit of the code, with ``-dirty`` after it if files differ; or ``unknown``."""
+    """Returns the commit of the code, with ``-dirty`` if files differ, or ``unknown``."""
     options = ("--always", "--dirty", "--abbrev=40", "--exclude=*")
     command = ["git", "-C", str(Path(__file__).parent), "describe", *options]
     try:

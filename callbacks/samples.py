@@ -1,4 +1,4 @@
-"""Text that the model writes while it trains."""
+"""Text samples during training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ DEFAULT_PROMPTS = ("", "The ", "In this ")
 class Samples(L.Callback):
     """Writes continuations of a few prompts to TensorBoard (``samples``) after validations.
 
-    Training is not touched: random states and train/eval modes are put back, and a model that
-    cannot generate switches the samples off with a warning.
+    Training is not affected: random states and train/eval modes are restored, and if a model cannot
+    generate, samples are disabled with a warning.
 
     Args:
         prompts: Texts to continue, empty for the start of a document. Null means a few general
@@ -59,7 +59,7 @@ class Samples(L.Callback):
         self._validations = state_dict["validations"]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Generates on all ranks (sharded models need all), writes on rank 0.
+        # all ranks generate, as sharded models need them; rank 0 writes
         if trainer.sanity_checking or trainer.state.fn != "fit" or self._unable:
             return
         self._validations += 1
@@ -71,9 +71,9 @@ class Samples(L.Callback):
             return
         texts, problem = self._generate(trainer, pl_module)
         problems = [each for each in gather(problem) if each]
-        if problems:  # on any rank: all go on together, without samples
+        if problems:  # on any rank; all ranks continue without samples
             self._unable = True
-            rank_zero_warn(f"no more text samples: {problems[0]}")
+            rank_zero_warn(f"text samples are disabled: {problems[0]}")
         elif trainer.is_global_zero:
             for logger in takers:
                 # the step of the scalars logged with this validation, counted from 0
@@ -96,12 +96,12 @@ class Samples(L.Callback):
                     seed=self.seed,
                 )
                 return texts, None
-            except Exception as error:  # whatever a new method raises must not end its training
+            except Exception as error:  # no error of a new method may end its training
                 name = type(pl_module).__name__
                 return [], f"{name}.generate_text failed with {type(error).__name__}: {error}"
 
     def _length(self, tokenizer: Any, limit: int | None) -> int:
-        """Returns max_new_tokens, or what fits after the longest prompt in one trained context."""
+        """Returns max_new_tokens, limited by the context after the longest prompt."""
         if limit is None:
             return max(1, self.max_new_tokens)
         longest = max(len(tokenizer.prompt_ids(prompt)) for prompt in self.prompts)
@@ -109,7 +109,7 @@ class Samples(L.Callback):
 
 
 def as_markdown(prompts: Sequence[str], texts: Sequence[str]) -> str:
-    """Returns prompts in bold and their continuations as indented (verbatim) blocks."""
+    """Formats prompts in bold, and continuations as indented (verbatim) blocks."""
     parts = []
     for prompt, text in zip(prompts, texts, strict=True):
         title = f"**{prompt!r}**" if prompt else "**(start of a document)**"

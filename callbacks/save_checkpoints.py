@@ -1,4 +1,4 @@
-"""When checkpoints are written, and which are kept."""
+"""Schedule and selection of checkpoints."""
 
 import time
 from collections.abc import Collection
@@ -22,38 +22,38 @@ MONITOR = "val/loss"
 
 
 class SaveCheckpoints(ModelCheckpoint):
-    """``last.ckpt`` to continue from, and the best by validation.
+    """Writes ``last.ckpt`` to continue from, and the best checkpoints by validation.
 
-    Unlike in Lightning's own, the two do not wait for each other: ``every_n_train_steps`` and
+    Unlike in Lightning's class, the two are independent: ``every_n_train_steps`` and
     ``train_time_interval`` write ``last.ckpt`` (never between two accumulated micro-batches)
-    whether or not there has been a validation; the ``save_top_k`` best are written after
-    validations, with fresh values of ``monitor``. ``save_top_k: -1`` keeps a checkpoint of every
-    trigger and every validation. The end of training always writes ``last.ckpt``.
+    with or without validations; the ``save_top_k`` best are written after validations, with fresh
+    values of ``monitor``. ``save_top_k: -1`` keeps a checkpoint of every trigger and every
+    validation. The end of training always writes ``last.ckpt``.
 
-    A run has one ``last.ckpt``: it replaces the previous one, also in a copied folder, and a torn
-    one. A whole one of another run in the same ``dirpath`` is kept; this run's is ``last-v1.ckpt``
-    then. Weights that are not finite are not written.
+    A run has one ``last.ckpt``, which replaces the previous one, also in a copied folder, or a torn
+    one. An intact one of another run in the same ``dirpath`` is kept, and this run writes
+    ``last-v1.ckpt`` instead. Non-finite weights are not written.
 
-    A run that is killed at any moment and resumed has the same log as one that was not: what a
-    checkpoint has after it is in the log files before. Where a validation is due at the same step,
-    ``last.ckpt`` is written when that begins (``PendingValidation`` has a resumed run do it first)
-    and once more after it.
+    A run that is killed at any time and resumed has the same log as an uninterrupted one, since log
+    files are written before the checkpoint. If a validation is due at the same step, ``last.ckpt``
+    is written when it begins (``PendingValidation`` makes a resumed run repeat it) and again after
+    it.
 
     Args:
         dirpath: Folder. If null, ``checkpoints`` in the run's log folder.
         filename: Template such as ``{epoch}-{step}``. If null, ``best-{step}``, or ``{step}`` if
             all are kept.
         monitor: Logged value that ranks checkpoints. If null, the most recent is the best.
-        mode: Whether a small or a large value is good.
+        mode: Whether small or large values are better.
         save_top_k: Number of best checkpoints to keep, or -1 for all.
         save_last: Whether to keep ``last.ckpt``.
         every_n_train_steps: Optimiser steps between two ``last.ckpt``, or null for no such trigger.
         train_time_interval: Time between two ``last.ckpt``, or null for no such trigger.
-        save_on_exception: Whether to write where an error ends the run. Several processes can
-            write a checkpoint only after an error that all of them raise.
+        save_on_exception: Whether to write a checkpoint if an error ends the run. Several processes
+            can write one only after an error that all of them raise.
         save_weights_only: Whether to write weights only, from which no run can be resumed.
-        auto_insert_metric_name: Whether ``{step}`` becomes ``step=7``; false for templates with
-            names that hold a slash, such as ``{val/loss:.2f}``.
+        auto_insert_metric_name: Whether ``{step}`` becomes ``step=7``; set false for templates with
+            names that contain a slash, such as ``{val/loss:.2f}``.
     """
 
     def __init__(
@@ -88,19 +88,14 @@ class SaveCheckpoints(ModelCheckpoint):
         self.every_n_train_steps = every_n_train_steps
         self.train_time_interval = train_time_interval
         self._seen_step = -1
-        self._last_step = -1  # of the last.ckpt that _save_now has written
+        self._last_step = -1  # step of the last.ckpt that _save_now has written
         self._requested = False
-        self._deferred = False  # to the validation that follows
+        self._deferred = False  # until the next validation
         self._numbered = ""
-        self._first_step = 0  # of this process
+        self._first_step = 0  # first step of this process
         self._unchecked = monitor is not None and save_top_k != 0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Checks that a value of validations is ranked by only where there are validations.
-
-        Raises:
-            ValueError: If there are none. The default of ``monitor`` ranks nothing then.
-        """
         if trainer.enable_validation or not self._unchecked:
             return
         if _is_of(self.monitor, "val") and self.monitor != MONITOR:
@@ -110,7 +105,7 @@ class SaveCheckpoints(ModelCheckpoint):
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Starts the clock; a step that was restored counts as written.
+        # starts the clock; a restored step counts as written
         super().on_train_start(trainer, pl_module)
         self._seen_step = self._first_step = trainer.global_step
 
@@ -122,11 +117,6 @@ class SaveCheckpoints(ModelCheckpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Writes ``last.ckpt`` at the end of an optimiser step, if it is time.
-
-        Raises:
-            ValueError: If nothing has logged ``monitor``, in a run without validations.
-        """
         step = trainer.global_step
         if step == self._seen_step or in_accumulation(trainer):
             return
@@ -146,18 +136,13 @@ class SaveCheckpoints(ModelCheckpoint):
             self._save_now(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Writes the ``last.ckpt`` that is due: a run killed in the validation then loses none.
+        # a run that is killed in the validation then loses no steps
         if self._deferred and not trainer.sanity_checking:
             self.save_in_validation(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ranks this validation's checkpoint; writes the ``last.ckpt`` that is due again.
-
-        Raises:
-            ValueError: If nothing has logged ``monitor``. A value of the training may come later,
-                with the first optimiser step.
-        """
         names = trainer.callback_metrics
+        # a value of the training may be logged later, with the first optimiser step
         comes_later = not _is_of(self.monitor, "val") and not self._has_logged(trainer)
         comes_later = comes_later and self.monitor not in names
         if not comes_later:
@@ -170,31 +155,26 @@ class SaveCheckpoints(ModelCheckpoint):
                 self._save_now(trainer)
 
     def request(self) -> None:
-        """Has ``last.ckpt`` written at the end of the optimiser step in work."""
+        """Requests ``last.ckpt`` at the end of the current optimiser step."""
         self._requested = True
 
     def rank_anew(self) -> None:
-        """Ranks all checkpoints so far below the next one, e.g. in a curriculum's next stage.
+        """Ranks all checkpoints so far below the next one, e.g. for a curriculum's next stage.
 
-        Values of ``monitor`` before and after are not comparable then.
+        It is for changes after which values of ``monitor`` are not comparable to earlier ones.
         """
         worst = torch.tensor(-torch.inf if self.mode == "max" else torch.inf)
         self.best_k_models = dict.fromkeys(self.best_k_models, worst)
 
     def save_in_validation(self, trainer: L.Trainer) -> None:
-        """Writes ``last.ckpt`` before the end of a validation, unless it is of this step already.
+        """Writes ``last.ckpt`` before the end of a validation, unless this step has one.
 
-        Not the numbered one: its name may hold a value of this validation.
+        The numbered checkpoint is not written, as its name may contain a value of this validation.
         """
         if self._last_step != trainer.global_step:
             self._save_now(trainer, numbered=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ranks the checkpoint of the epoch, if there has been a validation to rank it by.
-
-        Raises:
-            ValueError: If nothing has logged ``monitor``, in a run without validations.
-        """
         if self._has_logged(trainer):
             self._check_training(trainer)
         if self.monitor is None or self.monitor in trainer.callback_metrics:
@@ -212,22 +192,19 @@ class SaveCheckpoints(ModelCheckpoint):
             )
 
     def _has_logged(self, trainer: L.Trainer) -> bool:
-        """Whether this process has trained through a step that is logged."""
+        """Returns whether this process has completed a logged step."""
         every = log_interval(trainer)
         # the throughput is logged from the second step on
         return trainer.global_step // every > max(self._first_step + 1, 1) // every
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues the ranking of that run; a run in another folder starts its own.
-
-        So does one whose state names other files than checkpoints of its folder: those that fall
-        out of the ranking are deleted.
-        """
+        # A run in another folder starts a new ranking, and so does one whose state names files that
+        # are no checkpoints of its folder, as files that drop out of the ranking are deleted.
         if state_dict.get("dirpath") == self.dirpath and self._ranks_own_files(state_dict):
             super().load_state_dict(state_dict)
 
     def _ranks_own_files(self, state_dict: dict[str, Any]) -> bool:
-        """Whether all paths in a saved state are checkpoint files of this callback's folder."""
+        """Returns whether all paths in a saved state are checkpoints in this callback's folder."""
         keys = ("best_model_path", "kth_best_model_path", "last_model_path")
         names = [state_dict.get(key) or "" for key in keys]
         names += list(state_dict.get("best_k_models") or {})
@@ -247,7 +224,7 @@ class SaveCheckpoints(ModelCheckpoint):
         self._check_monitor(trainer, names, f"step {trainer.global_step}")
 
     def _check_monitor(self, trainer: L.Trainer, names: Collection[str], by: str) -> None:
-        """Raises a ValueError if ``monitor`` is none of the names that were logged."""
+        """Raises a ValueError if ``monitor`` is not among the logged names."""
         if self._unchecked and self.monitor not in names:
             raise ValueError(
                 f"checkpoint.monitor ({self.monitor}) was not logged by {by}; choose one of "
@@ -256,7 +233,7 @@ class SaveCheckpoints(ModelCheckpoint):
         self._unchecked = False
 
     def _save_now(self, trainer: L.Trainer, *, numbered: bool = True) -> None:
-        """Writes ``last.ckpt`` (all kept: a numbered one too), leaving the best to validation."""
+        """Writes ``last.ckpt``, and a numbered checkpoint if all are kept, but not the best one."""
         write_pending_logs(trainer)
         step_of_best = self._last_global_step_saved
         candidates = self._monitor_candidates(trainer)
@@ -271,7 +248,7 @@ class SaveCheckpoints(ModelCheckpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        # All ranks write together, and one that did not raise is not here: waiting would hang both.
+        # Writing is collective, and would hang if not all ranks have raised the error.
         together = trainer.world_size == 1 or isinstance(exception, AgreedEnd)
         writes = together and self._should_save_on_exception(trainer)
         if writes and weights_are_finite(trainer):
@@ -285,7 +262,7 @@ class SaveCheckpoints(ModelCheckpoint):
     def _save_last_checkpoint(
         self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]
     ) -> None:
-        """Writes ``last.ckpt``, under another name only where that is of another run."""
+        """Writes ``last.ckpt``, under another name only if that file is another run's."""
         before = self.last_model_path
         last = self.format_checkpoint_name(monitor_candidates, self.CHECKPOINT_NAME_LAST)
         if before != last and self._may_replace(trainer, Path(last)):
@@ -297,12 +274,12 @@ class SaveCheckpoints(ModelCheckpoint):
             raise
 
     def _may_replace(self, trainer: L.Trainer, path: Path) -> bool:
-        """Whether rank 0 sees a file that is torn or of this run; the same on all ranks."""
+        """Returns on all ranks whether rank 0 sees a file that is torn or of this run."""
         replaced = trainer.is_global_zero and _is_torn_or_of_run(path, run_id(trainer))
         return bool(trainer.strategy.broadcast(replaced))
 
     def _get_metric_interpolated_filepath_name(self, *args: Any, **kwargs: Any) -> str:
-        """Returns the numbered file of this very step, if there is one, not a second name."""
+        """Returns the numbered file of this step, if there is one, instead of a second name."""
         candidates = args[0] if args else kwargs["monitor_candidates"]
         plain = self.format_checkpoint_name(candidates)
         if plain == self._numbered:
@@ -310,7 +287,7 @@ class SaveCheckpoints(ModelCheckpoint):
         return super()._get_metric_interpolated_filepath_name(*args, **kwargs)
 
     def _time_is_up(self, trainer: L.Trainer) -> bool:
-        """Whether ``train_time_interval`` has passed by the clock of rank 0; asked when logging."""
+        """Returns whether ``train_time_interval`` has passed on rank 0; false between log steps."""
         if self.train_time_interval is None or self._last_time_checked is None:
             return False
         if trainer.global_step % log_interval(trainer):
@@ -331,6 +308,6 @@ def _is_torn_or_of_run(path: Path, run: str | None) -> bool:
         return True
     try:
         written_by = read_file(path)["run"]["id"]
-    except Exception:  # whatever another program has written
+    except Exception:  # a file of another program
         return False
     return run is not None and bool(written_by == run)

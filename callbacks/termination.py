@@ -21,7 +21,7 @@ SAME_REQUEST_SECONDS = 1.0
 
 
 class Terminated(AgreedEnd):
-    """A run that was asked to end by a signal, and did; the message says where it goes on."""
+    """Raised when a run ends on a signal; the message names the checkpoint to resume from."""
 
     def __init__(self, message: str, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
@@ -29,41 +29,40 @@ class Terminated(AgreedEnd):
 
 
 ENDING = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a run; where ranks got several, the first in this order counts."""
+"""Signals that end a run; if ranks get several, the first in this order counts."""
 LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)
-"""Signals that stay ignored where the program began so: background jobs of a script, and nohup."""
+"""Signals that stay ignored if the program started so, as background jobs and under nohup."""
 
 
 class Termination(AsksAllRanks):
-    """Ends training on a signal of ``ENDING`` as if it had never run past its last checkpoint.
+    """Ends training on a signal of ``ENDING``, after a checkpoint.
 
-    The optimiser step in work is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
-    on all ranks at the same step whichever of them was asked. Several ranks finish the next step,
-    too, if the signal comes after the exchange in which ``NonFinite`` asks all of them.
+    The current optimiser step is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
+    on all ranks at the same step, whichever of them got the signal. Several ranks finish the next
+    step, too, if the signal comes after the reduction of ``NonFinite``, which tells all of them.
 
-    A validation is left at its next batch, after a ``last.ckpt`` from which ``PendingValidation``
-    begins it again; only where it falls between two accumulated micro-batches of several ranks,
-    whose gradients a checkpoint does not hold in every bit, its end and that of the step are waited
-    for. A second SIGINT ends the
-    process at once, as does a SIGTERM more than a second after the first signal; an earlier one is
-    the same request (``timeout`` and launchers signal the process and its group). A run that ends
-    by itself in the meantime ends as always. SIGHUP says that the terminal was closed: what would
-    be written there is dropped from then on. Where SIGINT or SIGHUP is ignored, as in background
-    jobs of a shell script and under nohup, it stays so.
+    A validation is aborted at its next batch, after writing a ``last.ckpt`` from which
+    ``PendingValidation`` repeats it. The exception is a validation between two accumulated
+    micro-batches of several ranks, whose gradients a checkpoint does not hold bit-exactly: then the
+    validation and the step are finished first. A second SIGINT ends the process at once, and so
+    does a SIGTERM more than a second after the first signal; an earlier one is the same request
+    (``timeout`` and launchers signal the process and its group). A run that finishes in the
+    meantime ends as usual. SIGHUP means that the terminal was closed, so later output to it is
+    dropped. If SIGINT or SIGHUP is ignored at the start, as in background jobs of a shell script
+    and under nohup, it stays ignored.
 
-    Lightning's own handlers end without a checkpoint, and with several ranks those of SIGTERM and
-    SIGUSR1 communicate from within the handler.
+    Lightning's handlers end without a checkpoint, and with several ranks its handlers of SIGTERM
+    and SIGUSR1 communicate from within the handler.
 
-    A run in which no batch ends for ``stall_minutes`` exits with 1, after each rank that stands
-    still has written the stack of every thread to stderr.
+    A run in which no batch ends for ``stall_minutes`` exits with 1, after each stalled rank has
+    written the stacks of all threads to stderr.
 
     Args:
-        stall_minutes: Minutes without the end of a batch of training or validation, or a
-            checkpoint, after which the process ends. Callbacks must not take longer in between.
-            Null for no limit.
+        stall_minutes: Maximum number of minutes without the end of a training or validation batch,
+            or a checkpoint; callbacks must not take longer in between. Null for no limit.
 
     Raises:
-        ValueError: If it is not above 0.
+        ValueError: If ``stall_minutes`` is not above 0.
     """
 
     def __init__(self, stall_minutes: float | None = None) -> None:
@@ -71,22 +70,20 @@ class Termination(AsksAllRanks):
             raise ValueError(f"stall_minutes ({stall_minutes}) must be above 0, or null for never")
         self.stall_minutes = stall_minutes
         self._watches = False
-        self._asked: int | None = None  # the signal
+        self._asked: int | None = None  # the signal that this rank got
         self._asked_at = 0.0
-        self._ending: signal.Signals | None = None  # the one that all ranks have agreed on
-        self._ranks: list[float] | None = None  # that got each signal of ENDING, where all said so
-        self._terminals: list[int] = []  # standard streams that were one when training started
+        self._ending: signal.Signals | None = None  # the signal that all ranks agree on
+        self._ranks: list[float] | None = None  # number of ranks that got each signal of ENDING
+        self._terminals: list[int] = []  # standard streams that are terminals
 
     def question(self) -> list[float]:
-        """Says which signal of ``ENDING`` this rank got."""
         return [float(self._asked == signum) for signum in ENDING]
 
     def answer(self, totals: list[float]) -> None:
-        """Keeps the number of ranks that got each signal until the end of the batch."""
-        self._ranks = totals
+        self._ranks = totals  # until the end of the batch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Listens from now on; the trainer puts the former handler back when it ends.
+        # handles signals from now on; the trainer restores the former handlers when it ends
         self._asked = signal.SIGTERM if trainer.received_sigterm else None
         self._asked_at = time.monotonic()
         self._ending = None
@@ -119,7 +116,7 @@ class Termination(AsksAllRanks):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        # Asks for the checkpoint at the end of an optimiser step; after this, it is written.
+        # requests the checkpoint at the end of an optimiser step, just before it is written
         self._runs()
         if self._ending or in_accumulation(trainer):
             return
@@ -136,11 +133,6 @@ class Termination(AsksAllRanks):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Ends within a validation.
-
-        Raises:
-            Terminated: If it was asked to.
-        """
         if trainer.sanity_checking or (trainer.world_size > 1 and in_accumulation(trainer)):
             return
         self._agree(trainer)
@@ -150,11 +142,12 @@ class Termination(AsksAllRanks):
             raise _terminated(trainer, self._ending)
 
     def _agree(self, trainer: L.Trainer) -> None:
-        """Decides with all ranks, which are at the same batch; nothing to wait for on one rank."""
+        """Agrees on a signal with all ranks, which are at the same batch; cheap on one rank."""
         if self._ending:
             return
         ranks, self._ranks = self._ranks, None
-        if ranks is None:  # in a validation, or without NonFinite
+        if ranks is None:
+            # in a validation, or without NonFinite
             any_rank = partial(trainer.strategy.reduce_boolean_decision, all=False)
             any_asked = any_rank(self._asked is not None)
             ranks = [float(any_asked and any_rank(self._asked == signum)) for signum in ENDING]
@@ -167,11 +160,6 @@ class Termination(AsksAllRanks):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Ends before the next batch.
-
-        Raises:
-            Terminated: If it was asked to.
-        """
         if self._ending:
             raise _terminated(trainer, self._ending)
 
@@ -199,7 +187,7 @@ class Termination(AsksAllRanks):
 
 
 def _drop_output(streams: list[int]) -> None:
-    """Sends what is written to a closed terminal to nowhere; it would raise an OSError there."""
+    """Redirects streams to the null device: writing to a closed terminal raises an OSError."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream)
@@ -214,6 +202,6 @@ def _terminated(trainer: L.Trainer, signum: signal.Signals) -> Terminated:
     end = "no checkpoint was written, as this run keeps none"
     paths = [writer.last_model_path for writer in _writers(trainer) if writer.last_model_path]
     if paths:
-        end = f"it goes on from {paths[0]} with --ckpt_path last"
+        end = f"resume from {paths[0]} with --ckpt_path last"
     text = f"stopped by {signum.name} after step {trainer.global_step}; {end}"
     return Terminated(text, signum)

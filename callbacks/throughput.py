@@ -1,4 +1,4 @@
-"""Tokens seen, speed, cost and memory of training, and the peak rates of devices."""
+"""Tokens seen, speed, cost and memory of training, and peak rates of devices."""
 
 import re
 import time
@@ -14,24 +14,24 @@ from callbacks.hooks import gather
 from callbacks.trainer_state import in_accumulation, log_interval
 
 TOKENS = "train/tokens"
-"""Tag of the log and key of checkpoints: real tokens that all ranks have trained on."""
+"""Tag of the log and key of checkpoints for the number of real tokens in training."""
 
 
 class Throughput(L.Callback):
     """Logs tokens and ``throughput/*`` every ``trainer.log_every_n_steps`` optimiser steps.
 
-    - ``train/tokens``: real tokens of all ranks since the run began, its former processes included.
-      Missing where those did not count.
-    - ``tokens_per_second``: real tokens (see `real_tokens`) of all ranks per second of training;
-      waiting for data counts, validation and checkpoints do not, nor does the first step (warm-up,
+    - ``train/tokens``: real tokens of all ranks since the run began, including earlier processes;
+      left out if an older checkpoint did not count them.
+    - ``tokens_per_second``: real tokens (see `real_tokens`) of all ranks per second of training,
+      including waiting for data, but not validation, checkpoints and the first step (warm-up,
       compilation).
-    - ``flops_per_token``: training FLOPs by the model's own count.
+    - ``flops_per_token``: training FLOPs as the model counts them.
     - ``mfu``: model FLOPs utilisation, 0 to 1: the product of both over the devices' peak rate
-      (dense bf16 for known GPUs). Missing for other devices, unless ``peak_tflops`` is set.
-    - ``peak_memory_gib``: highest GPU memory allocated by this process. Missing on a CPU.
+      (dense bf16 for known GPUs); left out for other devices unless ``peak_tflops`` is set.
+    - ``peak_memory_gib``: peak GPU memory allocated by this process; left out on a CPU.
 
     Args:
-        peak_tflops: Highest rate of one device in TFLOP/s; null looks it up by the GPU's name.
+        peak_tflops: Peak rate of one device in TFLOP/s, or null to look it up by the GPU's name.
     """
 
     def __init__(self, peak_tflops: float | None = None) -> None:
@@ -101,7 +101,6 @@ class Throughput(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # Stops the clock; adds the tokens seen.
         self._pause(pl_module)
         if self._seen is not None:
             checkpoint[TOKENS] = self._seen + sum(gather(int(self._unlogged)))
@@ -109,7 +108,6 @@ class Throughput(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # Goes on from the tokens seen; where an older checkpoint does not know them, says so.
         self._seen, self._unlogged = checkpoint.get(TOKENS), 0
         if self._seen is None and trainer.state.fn == TrainerFn.FITTING:
             rank_zero_info(f"the checkpoint has no tokens seen: {TOKENS} is not logged")
@@ -120,7 +118,7 @@ class Throughput(L.Callback):
             self._clock.stop()
 
     def _log(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any) -> None:
-        """Logs the window that ends here and opens the next."""
+        """Logs the current window and starts the next one."""
         tokens = torch.as_tensor(self._tokens).to(pl_module.device)
         total = float(trainer.strategy.reduce(tokens, reduce_op="sum"))
         seconds = self._clock.lap()
@@ -141,7 +139,7 @@ class Throughput(L.Callback):
 
 
 class _Clock:
-    """Seconds, with pauses."""
+    """A stopwatch with pauses."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -149,22 +147,22 @@ class _Clock:
 
     @property
     def running(self) -> bool:
-        """Whether time counts."""
+        """Whether the clock is running."""
         return self._since is not None
 
     def start(self) -> None:
-        """Counts from now on, if it does not already."""
+        """Starts the clock if it is stopped."""
         if self._since is None:
             self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """Keeps what has been counted."""
+        """Stops the clock."""
         if self._since is not None:
             self._total += time.perf_counter() - self._since
             self._since = None
 
     def lap(self) -> float:
-        """Returns the seconds counted since the last lap, above 0, and runs on."""
+        """Returns the seconds since the last lap, above 0, and continues."""
         self.stop()
         seconds, self._total = max(self._total, 1e-9), 0.0
         self.start()
@@ -172,12 +170,12 @@ class _Clock:
 
 
 def real_tokens(batch: dict[str, Any]) -> Tensor | int:
-    """Returns the number of tokens of a batch that are text rather than padding.
+    """Returns the number of tokens of a batch without padding.
 
     Args:
-        batch: A batch with ``mask`` (true on real tokens) or ``lengths`` (of sentences), else all
-            of ``tokens`` count. In questions with reasoning, the tokens of ``query``, ``steps``
-            and ``targets`` count, whichever of them a method reads.
+        batch: A batch with ``mask`` (true for real tokens) or ``lengths`` (of sentences); else all
+            of ``tokens`` count. In questions with reasoning, ``query``, ``steps`` and ``targets``
+            count, independent of the method.
     """
     if "query" in batch:
         answers = (batch["targets"] >= 0).sum()
@@ -189,9 +187,9 @@ def real_tokens(batch: dict[str, Any]) -> Tensor | int:
 
 
 def context_length(batch: dict[str, Any]) -> int:
-    """Returns the tokens of one row of the batch, padding included.
+    """Returns the length of a row of the batch in tokens, padding included.
 
-    In questions with reasoning: the longest query, chain of steps and answer together.
+    In questions with reasoning it is the sum of the longest query, chain of steps and answer.
     """
     if "query" in batch:
         chain = int(batch["step_lengths"].sum(1).max())
@@ -230,8 +228,8 @@ PEAK_BF16 = {
     "RTX 4080": 97.5e12,
     "RTX 3090": 71e12,
 }
-"""Dense bf16 tensor-core rate with fp32 accumulation in FLOP/s, from the makers' data sheets.
-The first name whose words are part of the device's name counts, so longer ones come first."""
+"""Dense bf16 tensor-core rate with fp32 accumulation in FLOP/s, from the vendors' data sheets. The
+first key that is part of the device's name counts, so longer keys come first."""
 
 
 def known_rate(name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The trainer's state that Lightning does not declare."""
+"""State of the trainer that Lightning does not declare."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ def log_interval(trainer: L.Trainer) -> int:
 
 
 def in_accumulation(trainer: L.Trainer) -> bool:
-    """Whether the micro-batch in work, or just ended, leaves its optimiser step unfinished."""
+    """Returns whether the current micro-batch is in the middle of a gradient-accumulation step."""
     loop = trainer.fit_loop.epoch_loop
     return loop.batch_progress.current.ready > 0 and loop._should_accumulate()
 
 
 def validation_follows(trainer: L.Trainer) -> bool:
-    """Whether a validation comes directly after the training batch that just ended."""
+    """Returns whether a validation directly follows the training batch that just ended."""
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher
     if fetcher is None or not loop._should_check_val_fx(fetcher):
@@ -30,21 +30,21 @@ def validation_follows(trainer: L.Trainer) -> bool:
 
 
 def validation_unfinished(trainer: L.Trainer) -> bool:
-    """Whether a validation has begun and not all of its batches have ended."""
+    """Returns whether a validation is running, with batches left."""
     progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
     ended = progress.is_last_batch and progress.current.completed == progress.current.ready
     return trainer.validating and not ended
 
 
 def has_scaler(trainer: L.Trainer) -> bool:
-    """Whether the loss is scaled (16-mixed)."""
+    """Returns whether the loss is scaled (16-mixed)."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
 
 
 def unscaled(trainer: L.Trainer, loss: Tensor) -> Tensor:
-    """Returns the loss that ``on_before_backward`` gets without a scaler's factor (16-mixed).
+    """Returns the loss of ``on_before_backward`` without a scaler's factor (16-mixed).
 
-    No value is waited for.
+    It does not synchronise with the device.
     """
     scaler: Any = getattr(trainer.precision_plugin, "scaler", None)
     loss = loss.detach()
@@ -52,7 +52,7 @@ def unscaled(trainer: L.Trainer, loss: Tensor) -> Tensor:
 
 
 def checkpoint_to_resume(trainer: L.Trainer) -> str | None:
-    """Returns the newest checkpoint that this run has written, or else the one it came from."""
+    """Returns the newest checkpoint of this run, or else the one that it was resumed from."""
     written = newest_written(trainer)
     if written is not None:
         return str(written)

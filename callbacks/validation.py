@@ -1,4 +1,4 @@
-"""How often a training validates, on how much, and which validation may end it."""
+"""Interval and size of validations, and early stopping."""
 
 import math
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ class Validation(L.Callback):
     """Validates every n optimiser steps, on a number of rows that all devices share.
 
     Args:
-        every_n_train_steps: Optimiser steps between two validations, counted on over epochs, which
-            must be whole steps if there are several. Null leaves the interval to
+        every_n_train_steps: Optimiser steps between two validations, counted across epochs; if
+            there are several, epochs must consist of whole steps. Null leaves the interval to
             trainer.val_check_interval, which counts micro-batches.
-        rows: Rows that a validation scores over all devices, rounded up to whole batches of them.
-            Null takes the whole split, and trainer.limit_val_batches, which counts the batches of a
-            device, wins over it.
+        rows: Number of rows that all devices together score in a validation, rounded up to whole
+            batches. Null takes the whole split. trainer.limit_val_batches, the number of batches on
+            each device, has precedence.
     """
 
     def __init__(self, every_n_train_steps: int | None = None, rows: int | None = None) -> None:
@@ -30,7 +30,7 @@ class Validation(L.Callback):
         self._interval: int | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        # The data module has settled the accumulation by now.
+        # the data module has set the accumulation by now
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if stage != "fit" or vars(trainer).get("fast_dev_run"):
             return
@@ -43,7 +43,7 @@ class Validation(L.Callback):
             setattr(trainer, key, value)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # The trainer counts micro-batches over epochs, and an epoch's last step may have fewer.
+        # the trainer counts micro-batches across epochs, and an epoch's last step may have fewer
         epoch, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
         trial = vars(trainer).get("overfit_batches")
         if self._interval is None or trial or math.isinf(epoch) or epoch % accumulate == 0:
@@ -59,15 +59,15 @@ class Validation(L.Callback):
     def trainer_options(
         self, options: Mapping[str, Any], *, accumulate: int, rows_at_once: int
     ) -> dict[str, Any]:
-        """Returns the trainer's options of ``OPTIONS``, in micro-batches and batches of a device.
+        """Returns the trainer's ``OPTIONS``, in micro-batches and in batches of a device.
 
         Args:
-            options: The trainer's own.
+            options: The configured options of the trainer.
             accumulate: Micro-batches of an optimiser step.
-            rows_at_once: Rows that all devices score at once.
+            rows_at_once: Number of rows that all devices score at once.
 
         Raises:
-            ValueError: If the trainer has an interval of its own next to ``every_n_train_steps``.
+            ValueError: If both ``every_n_train_steps`` and the trainer's interval are set.
         """
         result = {key: options[key] for key in OPTIONS}
         every, interval = self.every_n_train_steps, options["val_check_interval"]
@@ -86,11 +86,11 @@ class Validation(L.Callback):
 
 
 class LastStageStopping(EarlyStopping):
-    """Lightning's EarlyStopping, which follows a curriculum in its last stage alone.
+    """Early stopping that starts in the last stage of a curriculum.
 
     Validations of earlier stages neither end a run nor count as its best, because a model that
-    still writes a chain answers better than one that no longer does. Models without stages are
-    followed from the beginning. The arguments are Lightning's.
+    still writes a chain answers better than one that no longer does. For models without stages it
+    is Lightning's EarlyStopping, which documents the arguments.
     """
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -88,7 +88,7 @@ def _run(argv: Sequence[str]) -> None:
 
     from lightning_models.runtime import choose_kernels, note_busy_cores
 
-    # whatever RANK or SLURM_PROCID say
+    # independent of RANK and SLURM_PROCID
     rank_zero_only.rank = 0  # type: ignore[attr-defined]
     if "cudnn_attention" in settings:  # commands that run models
         note_busy_cores()

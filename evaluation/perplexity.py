@@ -215,7 +215,8 @@ def score_checkpoint(
     classes |= set(_class_paths([checkpoint.model_recipe, data.recipe()]))
     packages = sorted(path.partition(".")[0] for path in classes)
     result, path = cached_result(checkpoint, facts, packages, measure)
-    if path is not None:  # the same content may be in another folder, or next to other text
+    if path is not None:
+        # the same content may be in another folder, or next to other text
         result["checkpoint"] = str(checkpoint.path)
         result["settings"]["which"] = checkpoint.which
         result["train_tokens"] = count_train_tokens(checkpoint, data)

@@ -240,7 +240,8 @@ def describe_training(
     published = outline.published_flops_per_token(outline.config.block_size)
     flops = None if positions is None or per_position is None else positions * per_position
     per_token = None if flops is None or not tokens else flops / tokens
-    if published is not None:  # so far per position
+    if published is not None:
+        # from FLOPs per position to FLOPs per token
         published = published * positions / tokens if tokens and positions is not None else None
     share = tokens / positions if tokens and positions else 1.0
     speeds, answers = run.scalars.get(SPEED_TAG, {}), run.scalars.get(ACCURACY_TAG, {})
@@ -274,7 +275,8 @@ def _amount(
     recipe, model, batches = run.checkpoint.data_recipe, run.outline, _micro_batches(run)
     rows = None if recipe is None else recipe["init_args"].get("batch_size")
     stated = _order(run).get("global_batch")
-    if stated is not None:  # rows of a whole step, on any number of devices
+    if stated is not None:
+        # rows of a whole step, on any number of devices
         batches, rows = run.checkpoint.step, stated
     if rows is None or not batches or not run.checkpoint.step or model.reads != "windows":
         return None, None

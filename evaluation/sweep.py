@@ -309,7 +309,7 @@ Measure = Literal["perplexity", "loss"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declares the command's options; data default to those of the first checkpoint."""
+    """Declares the command's options; data default to the first checkpoint's."""
     parser.add_argument(
         "--ckpts",
         type=str,

@@ -1,4 +1,4 @@
-"""``evaluate.py think``: what models do at each token of a text, as one page."""
+"""``evaluate.py think``: per-token traces of models reading a text, on one page."""
 
 from dataclasses import replace
 
@@ -22,13 +22,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--text",
         type=str,
         required=True,
-        help="Text to read; a model that answers questions takes it for one.",
+        help="Text to read; a model that answers questions reads it as a question.",
     )
-    add_file_arguments(parser, output="HTML page to write, which needs no other file.")
+    add_file_arguments(parser, output="Self-contained HTML page to write.")
 
 
 def run(settings: Namespace) -> None:
-    """Prints a line a model, and writes the page if one is asked for."""
+    """Prints a line for each model, and writes the page if one is named."""
     target = None if settings.output is None else check_page(settings.output, "output")
     device = pick_device(settings.device)
     import_packages(settings.packages)

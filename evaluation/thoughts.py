@@ -1,15 +1,15 @@
-"""What models did at each token of a text, as a table.
+"""Per-token trace of a model reading a text, as a table.
 
 ``LoadedModel.think`` and ``evaluate.py think`` show it (`evaluation.thoughts_page`). A token's row
-has its loss, and what the method did while it read the token:
+has its loss, and measures of the method at the token:
 
 ======================  ===========================================================================
 recorded                measures of a token
 ======================  ===========================================================================
 fork                    streams after the last fork layer; forks created, kept, deleted at each
 thinking_steps, router  executed and expected steps, or recurrences; the tail w and the exits
-prior_log_prob          what the latent vectors gain: loss at the prior's mean minus loss
-memory_attention        age of the sentences that are read; the gates stand above the text
+prior_log_prob          gain from the latent vectors: loss at the prior's mean minus loss
+memory_attention        age of the sentences that are read; the gates are above the text
 thoughts                the thought after a chunk of a question, in words
 latent_states           the most likely words of each latent (Coconut, CODI)
 ======================  ===========================================================================
@@ -50,24 +50,24 @@ MEASURES = {
     "age": "age of what is read (sentences)",
     "length": "tokens of the thought",
 }
-"""Columns of ``TokenTrace.tokens`` that tokens can be coloured by, and what they are called."""
+"""Columns of ``TokenTrace.tokens`` to colour tokens by, with their titles."""
 MOST_ANSWER = 64
-"""Tokens of an answer that a model writes to a question."""
+"""Maximum length of an answer to a question in tokens."""
 WORDS = 3
-"""Most likely tokens of a latent that are shown."""
+"""Number of most likely tokens of a latent to show."""
 
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """What a model did at each token of a text.
+    """Trace of a model at each token of a text.
 
     Attributes:
-        name: Stands for the model.
+        name: Label of the model.
         text: The text, or the question.
-        tokens: A line a token: ``kind`` (text, mark, thought or answer), ``id`` (-1 for thoughts),
-            ``text``; ``start`` and ``end``, its characters in the text; ``nats``, the loss of this
-            token, nan where it is not scored; measures, see ``MEASURES``, nan where there are none;
-            ``note``, more numbers.
+        tokens: A line for each token: ``kind`` (text, mark, thought or answer), ``id`` (-1 for
+            thoughts), ``text``; ``start`` and ``end``, its characters in the text; ``nats``, the
+            loss of this token, nan if it is not scored; measures, see ``MEASURES``, nan if
+            missing; ``note``, more values.
         facts: Values of the whole text by name, as text.
     """
 
@@ -78,13 +78,13 @@ class TokenTrace:
 
     @property
     def measures(self) -> list[str]:
-        """Columns that tokens can be coloured by, of the method first."""
+        """Columns to colour tokens by; the method's columns come first."""
         names = [name for name in MEASURES if name in self.tokens and name != "nats"]
         return [name for name in [*names, "nats"] if self.tokens[name].notna().any()]
 
 
 def losses_figure(tables: Mapping[str, pd.DataFrame]) -> Any:
-    """Draws the loss of each token, of a text that a method did nothing else with."""
+    """Draws the loss of each token, for methods without other measures."""
     table = tables["tokens"].reset_index(drop=True).rename_axis("place").reset_index()
     figure, (ax,) = panels(2 + 0.22 * len(table), 3.2, 1)
     draw_bars(ax, table, "place", {"nats": (None, BLUE)})
@@ -98,14 +98,14 @@ def losses_figure(tables: Mapping[str, pd.DataFrame]) -> Any:
 
 
 class TraceRecorder(Recorder):
-    """Keeps what one pass through a text records about its tokens, whatever the method is."""
+    """Records the statistics of any method in one pass through a text."""
 
     def __init__(self) -> None:
         super().__init__("memory_attention", "prior_log_prob", "latent_states")
         self.forks, self.steps, self.thoughts = ForkRecorder(False), StepRecorder(), Recorded()
 
     def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the functions to record with."""
+        """Returns the recording functions, by the name of the statistic."""
         others = self.steps.consumers() | self.forks.consumers() | {"thoughts": self.thoughts.take}
         return super().consumers() | others
 
@@ -113,18 +113,18 @@ class TraceRecorder(Recorder):
 def trace_text(
     model: LanguageModel, tokenizer: Tokenizer, reader: Reader, text: str, precision: Precision
 ) -> TokenTrace:
-    """Reads a text with a model, and returns what it did at each token.
+    """Reads a text with a model, and returns its trace.
 
-    The text is read in one pass with the end of the document after it. A model that answers
-    questions reads it as a question, and writes its answer greedily. Neither the model's mode nor
+    The text is read in one pass, followed by the end of the document. A model that answers
+    questions reads it as a question, and decodes its answer greedily. Neither the model's mode nor
     random states change.
 
     Args:
         model: The model on its device.
-        tokenizer: The one it was trained with.
-        reader: Of ``tasks.readers.reader_of`` with ``documents``.
-        text: At least one token, at most as many as the model's context.
-        precision: Of matrix products.
+        tokenizer: The tokenizer of its training.
+        reader: Reader from ``tasks.readers.reader_of`` with ``documents``.
+        text: A text of at least one token that fits the model's context.
+        precision: Precision of the matrix products.
     """
     recorder, asks = TraceRecorder(), model.reads == "reasoning"
     with undisturbed(model), autocast(model.device, precision):
@@ -133,10 +133,10 @@ def trace_text(
             piece, chain = _answered(model, tokenizer, text)
         batch = move_data_to_device(reader.batch([piece], whole=True), model.device)
         scores = model.recorded(batch, **recorder.consumers())
-        words = _words(model, tokenizer, recorder, batch)
+        latents = _latent_words(model, tokenizer, recorder, batch)
     table = (_question_table if asks else _text_table)(tokenizer, batch, scores)
     if asks:
-        thoughts = [*_thoughts(model, tokenizer, recorder, batch), *words]
+        thoughts = [*_thoughts(model, tokenizer, recorder, batch), *latents]
         if chain:
             last = int(batch["query_lengths"][0]) - 1
             thoughts.append({"at": last, "text": chain, "note": "written before the answer"})
@@ -158,7 +158,7 @@ def trace_text(
 
 
 def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Segment, str]:
-    """Returns a question with the answer that the model writes, and its written chain of steps."""
+    """Returns a question with the model's answer, and the chain of steps before it."""
     query = tokenizer.prompt_ids(question)
     (written,) = model.generate_ids(
         [query], tokenizer=tokenizer, max_new_tokens=MOST_ANSWER, temperature=0
@@ -171,7 +171,7 @@ def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Segment,
 
 
 def _shifted(values: np.ndarray, count: int) -> np.ndarray:
-    """Returns the loss of each of ``count`` tokens, from the losses of the tokens after each."""
+    """Aligns losses of next tokens with the tokens themselves; the first one has none."""
     return np.concatenate(([math.nan], values, np.full(count, math.nan)))[:count]
 
 
@@ -202,7 +202,7 @@ def _question_table(tokenizer: Tokenizer, batch: dict[str, Any], scores: Scores)
     return pd.DataFrame({**columns, "nats": [math.nan] * len(query) + nats.tolist()})
 
 
-# ---- measures, by what is recorded; a line a token that was read
+# ---- measures, by recorded statistic; a line for each token that was read
 
 
 def _forks(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
@@ -247,9 +247,9 @@ def _steps(model: Any, recorder: TraceRecorder, batch: dict[str, Any]) -> pd.Dat
 
 
 def _memory(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
-    """Returns the mean age of what each slot reads from memory, and the weights of each layer.
+    """Returns the mean age of each slot's attention to memory, and the weights of each layer.
 
-    Layers read in turn, sentence after sentence from the second one on, in the order of slots.
+    Each layer records once a sentence, from the second one on, with the slots in order.
     """
     lengths = batch["lengths"][0].tolist()
     ages = [np.full(length, 0.0) for length in lengths]
@@ -269,7 +269,7 @@ def _memory(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame({"age": mean, "note": list(map("; ".join, flat))})
 
 
-# ---- thoughts, by where they are thought
+# ---- thoughts, by their position
 
 
 def _thoughts(
@@ -279,7 +279,7 @@ def _thoughts(
     asked, rows = int(batch["query_lengths"][0]), []
     for row in recorder.thoughts.rows or ():
         for each in row.thoughts:
-            # an answer stands after the prefix, which is given and not shown
+            # an answer follows the prefix, which is not shown
             given = len(model.config.answer_prefix) if each.end >= asked else 0
             text = thought_text(tokenizer, each.tokens)
             at = max(each.end - given, min(each.end, asked - 1))
@@ -287,10 +287,10 @@ def _thoughts(
     return [row for row in rows if row["length"]]
 
 
-def _words(
+def _latent_words(
     model: Any, tokenizer: Tokenizer, recorder: TraceRecorder, batch: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each latent: the likeliest words of the state that it is made of."""
+    """Returns a row for each latent with the most likely words of its state."""
     states = recorder.latest("latent_states").get("states")
     if states is None:
         return []
@@ -306,12 +306,12 @@ def _words(
 
 
 def pieces_alone(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each id by itself, a mark for the end of a document."""
+    """Decodes each id separately; the end of a document is a mark."""
     return [EOS if i == tokenizer.eos_id else tokenizer.decode_continuation([i]) for i in ids]
 
 
 def _with_thoughts(table: pd.DataFrame, thoughts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns the table with a row a thought, after the row that it names as ``at``."""
+    """Inserts a row for each thought after the row with the index ``at``."""
     if not thoughts:
         return table
     rows = pd.DataFrame(
@@ -329,14 +329,14 @@ def _numbers(values: Sequence[float] | np.ndarray) -> str:
 
 
 def _characters(table: pd.DataFrame, text: str) -> pd.DataFrame:
-    """Returns ``start`` and ``end`` of each token in the text, equal where it has no characters.
+    """Returns ``start`` and ``end`` of each token in the text, equal if it has no characters.
 
-    Of tokens that share a character each has it. Where a tokenizer changes the text, tokens stand
-    where the changed text matches it.
+    A character of several tokens belongs to each of them. If a tokenizer changes the text, tokens
+    are aligned by matching the changed text with the original.
     """
     shown = [
-        piece if kind == "text" and piece not in (PART, EOS) else ""
-        for kind, piece in zip(table["kind"], table["text"], strict=True)
+        piece if token_kind == "text" and piece not in (PART, EOS) else ""
+        for token_kind, piece in zip(table["kind"], table["text"], strict=True)
     ]
     ends = np.cumsum([0, *map(len, shown)])
     joined = "".join(shown)
@@ -356,14 +356,15 @@ def _facts(
     model: Any, tokenizer: Tokenizer, text: str, table: pd.DataFrame, scores: Scores
 ) -> dict[str, str]:
     """Returns values of the whole text by name, as text."""
-    kind = "answer" if model.reads == "reasoning" else "text"
-    nats = table.loc[table["kind"] == kind, "nats"].dropna()
+    scored = "answer" if model.reads == "reasoning" else "text"
+    nats = table.loc[table["kind"] == scored, "nats"].dropna()
     of_text = -scores.sequence_total().item()
     total, named = nats.sum() + of_text, KINDS[scores.kind]
     facts = {"model": type(model).__name__, "tokens": f"{(table['kind'] == 'text').sum()}"}
     if len(nats):
         facts["loss"] = f"{total / len(nats):.3f} nats a token ({named})"
-    if kind == "text" and not isinstance(tokenizer, SentenceTokenizer):  # whose marks cost, too
+    # bits per byte are undefined with marks, which have nats but no bytes
+    if scored == "text" and not isinstance(tokenizer, SentenceTokenizer):
         facts["bits per byte"] = f"{bits(total) / len(text.encode()):.3f}"
     if of_text:
         facts["of which KL"] = f"{of_text:.3f} nats"
@@ -374,5 +375,5 @@ def _facts(
     thoughts = "thoughts" if (table["kind"] == "thought").any() else ""
     others = {"streams", "executed", "recurrences", "gain", "age"} & set(table)
     if not thoughts and not others:
-        facts["thinking"] = "no thoughts" if kind == "answer" else "none, loss only"
+        facts["thinking"] = "no thoughts" if scored == "answer" else "none, loss only"
     return facts

@@ -1,4 +1,4 @@
-"""One HTML page, without network, of what models did at each token of a text.
+"""Self-contained HTML page with the per-token traces of models reading a text.
 
 Rows of several models are aligned by characters, so tokenizers may differ.
 """
@@ -19,16 +19,16 @@ from evaluation.thoughts import MEASURES, TokenTrace
 from lightning_models.atomic_files import write_whole
 
 LETTERS = string.ascii_uppercase
-"""Stand for the models of a page."""
+"""Labels of the models of a page."""
 LINE = 72
-"""Characters of a line of the page; a stretch that all models share may be longer."""
+"""Characters of a line of the page; a single column may be longer."""
 
 
 def save_page(traces: Sequence[TokenTrace], path: str | Path, key: str = "path") -> Path:
     """Writes the page of one text, see ``page``; ``key`` is the option that names the file.
 
     Raises:
-        ValueError: If the file's name does not end in .html, or its folder takes no files.
+        ValueError: If the file's name does not end in .html, or its folder is not writable.
     """
     target = check_page(path, key)
     write_whole(target, page(traces))
@@ -36,7 +36,7 @@ def save_page(traces: Sequence[TokenTrace], path: str | Path, key: str = "path")
 
 
 def check_page(path: str | Path, key: str = "path") -> Path:
-    """Returns the path of a page to be written, having tried its folder, see ``check_target``."""
+    """Returns the path of a page after checking that its folder can be written to."""
     target = check_target(path, key)
     if target.suffix != ".html":
         raise ValueError(f"{key} ({target}) must end in .html")
@@ -44,10 +44,9 @@ def check_page(path: str | Path, key: str = "path") -> Path:
 
 
 def page(traces: Sequence[TokenTrace]) -> str:
-    """Returns one HTML page of the same text as several models read it, one below the other.
+    """Returns a self-contained HTML page with traces of the same text, one below the other.
 
-    It needs no network and no other file. A column is the shortest stretch of characters at whose
-    ends all models have the border of a token.
+    A column is the shortest range of characters at whose ends all models have a token boundary.
     """
     text = traces[0].text
     borders = [set(trace.tokens.loc[trace.tokens["kind"] == "text", "end"]) for trace in traces]
@@ -76,7 +75,7 @@ def page(traces: Sequence[TokenTrace]) -> str:
 
 
 def _page_model(trace: TokenTrace, common: Sequence[int]) -> dict[str, Any]:
-    """Returns what the template shows of a model: facts, measures with their range, columns."""
+    """Returns the template's values for a model: facts, measures with their range, columns."""
     names = trace.measures
     measures = []
     for name in names:
@@ -98,7 +97,7 @@ def _page_model(trace: TokenTrace, common: Sequence[int]) -> dict[str, Any]:
 
 
 def visible(text: str) -> str:
-    """Returns text in which a line break, a tab and spaces at an end can be seen."""
+    """Makes line breaks, tabs, and leading and trailing spaces visible."""
     text = text.replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}").replace("\t", "→")
     inner = text.strip(" ")
     before = len(text) - len(text.lstrip(" "))

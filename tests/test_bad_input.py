@@ -442,7 +442,7 @@ TRAIN = {
     "test, truncated checkpoint": (("test", "--ckpt_path=cut.ckpt"), "cut.ckpt"),
     "another vocabulary": (
         ("validate", FROM, "--data.tokenizer=bpe:300", "--on_conflict=typed"),
-        "data.vocab_size (300) is not that of the checkpoint (257)",
+        "data.vocab_size (300) differs from the checkpoint's (257)",
     ),
     "predict without prompts": (("predict", FROM), "set data.predict_file"),
     "predict, missing prompts": (("predict", FROM, "--data.predict_file=none.txt"), "none.txt"),

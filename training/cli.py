@@ -1,4 +1,4 @@
-"""``train.py``: LightningCLI with this project's defaults, and without its traps."""
+"""``train.py``: LightningCLI with the defaults and checks of this project."""
 
 import contextlib
 import uuid
@@ -51,18 +51,18 @@ FIT_CALLBACKS = [key for key in CALLBACKS if key not in ("predictions", "termina
 class LatentCLI(CheckpointParsing):
     """``fit | validate | test | predict`` for any model with any data.
 
-    - ``model`` and ``data`` have default classes; vocabulary and block size go from the data to
-      the model's config.
+    - ``model`` and ``data`` have default classes; the model's config gets vocabulary and block size
+      from the data.
     - ``--ckpt_path FILE | last | best``: arguments that are not typed come from the checkpoint;
-      those that are typed and differ stop the program, or follow ``--on_conflict``.
-    - The callbacks of ``CALLBACKS`` are always there, each configurable under its key; others may
-      be added with ``trainer.callbacks``.
+      typed ones that differ stop the program, or follow ``--on_conflict``.
+    - The callbacks of ``CALLBACKS`` are always added, each configurable under its key;
+      ``trainer.callbacks`` adds others.
     - ``last`` continues in the log folder of that run; a path starts a new one.
 
     Args:
-        args: The command line. By default the process's own.
-        run: Whether there is a verb to run; otherwise only ``model``, ``datamodule`` and
-            ``trainer`` are built.
+        args: The command line, by default ``sys.argv[1:]``.
+        run: Whether to run a verb; otherwise only ``model``, ``datamodule`` and ``trainer`` are
+            built.
     """
 
     def __init__(self, args: list[str] | None = None, run: bool = True) -> None:
@@ -97,12 +97,12 @@ class LatentCLI(CheckpointParsing):
         saved = self._saved_run.model_recipe["init_args"].get("config", {}).get("vocab_size")
         if saved is not None and saved != self.datamodule.vocab_size:
             raise UserError(
-                f"data.vocab_size ({self.datamodule.vocab_size}) is not that of the checkpoint "
+                f"data.vocab_size ({self.datamodule.vocab_size}) differs from the checkpoint's "
                 f"({saved}); take the tokenizer it was trained with (data.tokenizer)"
             )
 
     def _instantiate_recipes(self) -> None:
-        """Builds data and model of a checkpoint from their recipes, all else by the parser."""
+        """Builds data and model of a checkpoint from their recipes, the rest with the parser."""
         verb = self.config.subcommand
         others = Namespace({**vars(self.config[verb]), **dict.fromkeys(self._recipes)})
         config = Namespace({"subcommand": verb, verb: others})
@@ -114,12 +114,12 @@ class LatentCLI(CheckpointParsing):
         self.trainer = self.instantiate_trainer()
 
     def check_sizes(self) -> None:
-        """Refuses sizes that this machine cannot hold."""
+        """Checks that model and batch fit into the memory of this machine."""
         trains = self.subcommand in (None, "fit")
         check_sizes(self.trainer, self.model, self.datamodule, trains=trains)
 
     def check_step(self) -> None:
-        """Refuses a batch that devices cannot share, before the text is prepared."""
+        """Checks that the devices can share a step's batch, before the text is prepared."""
         if self.datamodule.order_of_steps is not None and any(
             word.partition("=")[0] == f"--{ACCUMULATE}" for word in self._argv
         ):
@@ -141,7 +141,7 @@ class LatentCLI(CheckpointParsing):
         return self.trainer.world_size
 
     def announce(self) -> None:
-        """Names the default that is trained where no config and no model was given."""
+        """Reports the default model and data if no config and no model are given."""
         rank_zero_info(
             f"no config and no model named: training the default, {type(self.model).__name__}, on "
             f"{type(self.datamodule).__name__}; choose with -c configs/transformer/tiny.yaml, "
@@ -152,7 +152,7 @@ class LatentCLI(CheckpointParsing):
         config = {**self._get(self.config_init, "trainer"), **kwargs}
         config["default_root_dir"] = str(Path(config["default_root_dir"]).expanduser().resolve())
         if self.subcommand == "fit" and not config["fast_dev_run"]:
-            self._check_places(Path(config["default_root_dir"]))
+            self._check_folders(Path(config["default_root_dir"]))
         logs = config["logger"] in (None, True) and not config["fast_dev_run"]
         if logs:
             config["logger"] = False
@@ -166,7 +166,7 @@ class LatentCLI(CheckpointParsing):
         config["plugins"] = plugins
         try:
             trainer = self._instantiate_trainer(config, self._callbacks(config))
-        except ImportError as error:  # of an optional package of Lightning
+        except ImportError as error:  # an optional package of Lightning is missing
             keys = ("accelerator", "strategy", "precision", "profiler")
             chosen = [
                 f"trainer.{key} ({config[key]})"
@@ -195,8 +195,8 @@ class LatentCLI(CheckpointParsing):
                 "take another checkpoint"
             ) from error
 
-    def _check_places(self, root: Path) -> None:
-        """Tries the folders of the run before the data are tokenised."""
+    def _check_folders(self, root: Path) -> None:
+        """Checks that the run's folders can be written to, before the data are tokenised."""
         check_folder("trainer.default_root_dir", root)
         folder = self._get(self.config, "checkpoint.dirpath")
         if folder is not None:
@@ -212,7 +212,7 @@ class LatentCLI(CheckpointParsing):
             )
         if not self._continues and any((root / name).glob("config*.yaml")):
             raise UserError(
-                f"name ({name}): {root / name} holds a run already; go on with it by --ckpt_path "
+                f"name ({name}): {root / name} holds a run already; resume it with --ckpt_path "
                 "last, or choose another name"
             )
 
@@ -230,7 +230,7 @@ class LatentCLI(CheckpointParsing):
         if self.subcommand in (None, "fit") and not config["barebones"]:
             if config["enable_model_summary"] is not False:
                 callbacks.append(ModelOverview())
-                config["enable_model_summary"] = False  # Lightning's own
+                config["enable_model_summary"] = False  # Lightning's summary
             callbacks += [ScheduleChange(), ResumeState(), PendingValidation()]
             callbacks.append(self._get(self.config_init, "termination"))
             if self._typed_optimizer():
@@ -238,39 +238,39 @@ class LatentCLI(CheckpointParsing):
         return callbacks
 
     def _typed_optimizer(self) -> bool:
-        """Whether typed optimiser settings are to win over the restored ones."""
+        """Returns whether typed optimiser settings have precedence over the restored ones."""
         return self.subcommand == "fit" and (
             self._get(self.config, "on_conflict") == "typed"
             and any(conflict.key.startswith(OPTIMIZER_PREFIX) for conflict in self._conflicts)
         )
 
     def _identify_run(self) -> None:
-        """Notes the id and the name of the run for its record."""
+        """Sets the id and the name of the run for its record."""
         saved = self._saved_run if self._continues else None
-        run_id = (saved and saved.run_id) or uuid.uuid4().hex  # rank 0's is that of all
+        run_id = (saved and saved.run_id) or uuid.uuid4().hex  # all ranks take rank 0's
         self.save_config_kwargs["run_id"] = run_id
         name = self._get(self.config, "name")
         if name is not None and self._folder_of_saved() is None:
             self.save_config_kwargs["run_name"] = name
 
     def _folder_of_saved(self) -> Path | None:
-        """Returns the log folder of the run that goes on; None where a new one begins."""
+        """Returns the log folder of the continued run, or None for a new run."""
         if self._saved_run is None or not self._continues:
             return None
         root = Path(self._get(self.config, "trainer.default_root_dir")).expanduser().resolve()
         return log_folder_of(self._saved_run, root)
 
     def _loggers(self, root: Path, trainer: L.Trainer) -> list[Logger]:
-        """Returns the loggers of a training, in the run's folder, which rank 0 holds."""
+        """Returns the loggers of a training; rank 0 holds a lock on the run's folder."""
         names = self._get(self.config, "loggers")
         names = split_names(names) if isinstance(names, str) else names
-        place = self._place(root)
+        location = self._location(root)
         if self.subcommand == "fit" and trainer.is_global_zero:
-            place = hold(place, self._at_end)
-        return build_loggers(names, place)
+            location = hold(location, self._at_end)
+        return build_loggers(names, location)
 
-    def _place(self, root: Path) -> RunPlace:
-        """Returns where the run is logged: where it was before, in ``--name``, or in a new one."""
+    def _location(self, root: Path) -> RunPlace:
+        """Returns the location of the logs: the continued run's, ``--name``, or a new folder."""
         run_id, run = self.save_config_kwargs["run_id"], self._folder_of_saved()
         name = self._get(self.config, "name")
         if self._saved_run is not None and run is not None:
@@ -278,12 +278,12 @@ class LatentCLI(CheckpointParsing):
             return RunPlace(parent.parent, parent.name, run.name, run_id, step)
         if name is None:
             return RunPlace(root, type(self.model).__name__, None, run_id)
-        # of a start that auto repeats, as it has ended before its first checkpoint
+        # auto starts a run again that has ended before its first checkpoint
         again = self._continues and has_log(root / name)
         return RunPlace(root, "", name, run_id, 0 if again else None)
 
 
 def _is_job_of_one(config: dict[str, Any]) -> bool:
-    """Whether a trainer of one process is one of several SLURM tasks, as in a sweep."""
+    """Returns whether a trainer of one process is one of several SLURM tasks, as in a sweep."""
     one = str(config["devices"]) == "1" and config["num_nodes"] == 1
     return one and config["strategy"] == "auto" and slurm_tasks() > 1

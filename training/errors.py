@@ -1,4 +1,4 @@
-"""Which errors are the user's to fix, and the one line they are reported in."""
+"""Tells user errors from bugs, and formats them in one line."""
 
 import argparse
 import difflib
@@ -25,26 +25,26 @@ NOISE = (
     "Expected a path but",
     "Given value",
 )
-"""Lines of jsonargparse's reports that say how it searched, not what was wrong."""
+"""Lines of jsonargparse's reports that describe its search, not the error."""
 
 
 CURES = (
-    ("Could not determine home directory", "~ names a user that there is not; write the folder"),
+    ("Could not determine home directory", "~ names an unknown user; write the folder"),
     ("Unable to allocate", "lower the batch size or the sizes of the model"),
     ("can't allocate memory", "lower the batch size or the sizes of the model"),
     ("EADDRINUSE", "another program has that port: set MASTER_PORT to a free one"),
 )
-"""What messages of Python, numpy and torch say of too large and misspelt values; and the cures."""
+"""Parts of messages of Python, numpy and torch about bad values, with the cures."""
 
 
 NO_PACKAGE = re.compile(r"Requirement '(wandb|mlflow)\b[^']*' not met")
-"""What Lightning's loggers say where their package is not installed."""
+"""Message of Lightning's loggers if their package is not installed."""
 TRACKERS = ("wandb", "mlflow")
-"""Packages of loggers, whose own errors are of accounts, servers and stores."""
+"""Packages of loggers, whose errors concern accounts, servers and stores."""
 
 
 LOST_PROCESS = 4
-"""Exit code of a process that another one of the run has left alone."""
+"""Exit code of a process after another process of the run has ended."""
 LOST_LINE = (
     "another process of the run has ended, so this one ends, too (was it killed, or out of memory? "
     "--ckpt_path last resumes training)"
@@ -55,7 +55,7 @@ class UserError(Exception):
     """A problem with the input, reported without a traceback; the message names the cure.
 
     Attributes:
-        agreed: Whether all processes of the run raise it at the same place.
+        agreed: Whether all processes of the run raise it at the same point.
     """
 
     def __init__(self, message: str, *, agreed: bool = False) -> None:
@@ -64,12 +64,12 @@ class UserError(Exception):
 
 
 def explain(error: BaseException) -> str | None:
-    """Returns what to tell the user, or None if the error is a defect that needs its traceback.
+    """Returns a message for the user, or None if the error is a bug that needs its traceback.
 
-    Input errors are: our own exceptions, ValueError and OSError raised in our own code, a file or
-    folder that the system refuses, what the command line, its references and Lightning's
-    configuration checks raise, weights that do not fit the model, and sizes that do not fit into
-    memory.
+    User errors are this project's exceptions, ValueError and OSError raised in its code, files and
+    folders that cannot be accessed, errors of the command line, of its references and of
+    Lightning's configuration checks, weights that do not fit the model, and sizes that do not fit
+    into memory.
     """
     for cause in _causes(error):
         if _is_ours(cause):
@@ -100,22 +100,22 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, ValueError) and _raised_by(error, "jsonargparse"):
         return condense(str(error))
     text = _one_line(str(error))
-    return next((f"{text}; {cure}" for words, cure in CURES if words in text), None)
+    return next((f"{text}; {cure}" for phrase, cure in CURES if phrase in text), None)
 
 
 def is_agreed(error: BaseException) -> bool:
-    """Whether all processes of the run raise the error at the same place, so that one reports."""
+    """Returns whether all processes raise the error at the same point, so that only one reports."""
     return any(getattr(cause, "agreed", False) for cause in _causes(error))
 
 
 LOST = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|failed to recv, got 0 bytes"
 )
-"""What gloo, NCCL and torch's store say where the process at the other end has ended."""
+"""Messages of gloo, NCCL and torch's store after the process at the other end has ended."""
 
 
 def lost_process(error: BaseException) -> bool:
-    """Whether a collective operation failed because another process of the run has ended."""
+    """Returns whether a collective operation failed because another process has ended."""
     return any(
         isinstance(cause, RuntimeError)
         and LOST.search(str(cause)) is not None
@@ -125,7 +125,7 @@ def lost_process(error: BaseException) -> bool:
 
 
 def was_restoring(error: BaseException) -> bool:
-    """Whether Lightning raised an error while it restored the state of a checkpoint."""
+    """Returns whether Lightning raised an error while restoring a checkpoint."""
     return any(
         Path(frame.filename).name == "checkpoint_connector.py" and "restore" in frame.name
         for frame in traceback.extract_tb(error.__traceback__)
@@ -135,7 +135,7 @@ def was_restoring(error: BaseException) -> bool:
 def condense(report: str) -> str:
     """Returns the option and the first reason of a report of jsonargparse, in one line.
 
-    The report of a union has the reasons of each of its types, one below another.
+    The report of a union lists the reasons of each of its types.
     """
     keys: list[str] = []
     reasons: list[str] = []
@@ -174,11 +174,11 @@ _VALUE = re.compile(r"^\s*Given value: (?!NestedArg\()(.*)$", re.MULTILINE)
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """Returns the question after a message, empty where no name resembles another one.
+    """Returns " Did you mean X?" for the most similar name, or an empty string.
 
     Args:
-        name: What was typed.
-        names: Those that exist.
+        name: The typed name.
+        names: Valid names.
     """
     lower = {each.lower(): each for each in names}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
@@ -188,15 +188,15 @@ def suggest(name: str, names: Iterable[str]) -> str:
 def with_options(
     message: str, parser: argparse.ArgumentParser, classes: Mapping[str, type] | None = None
 ) -> str:
-    """Completes a message about options by their names on the command line.
+    """Completes a message about options with their names on the command line.
 
-    A missing option is named as it is typed; an unknown one is followed by the option that it
-    resembles.
+    A missing option is named as one types it; for an unknown one the most similar option is
+    suggested.
 
     Args:
-        message: See :func:`condense`.
-        parser: Its options are compared.
-        classes: Classes of ``model`` and ``data``, whose arguments are compared too.
+        message: Message of :func:`condense`.
+        parser: Parser with the valid options.
+        classes: Classes of ``model`` and ``data``, whose arguments are valid options too.
     """
     if (missing := _MISSING.match(message)) is not None:
         typed = {*_options(parser)}
@@ -226,22 +226,22 @@ def with_options(
 
 
 def check_verb(argv: Sequence[str], verbs: Collection[str], example: str) -> None:
-    """Checks the first word of a command line.
+    """Checks the verb of a command line.
 
     Args:
-        argv: The words after the program's name.
-        verbs: The words that it may be.
+        argv: Arguments after the program's name.
+        verbs: Valid verbs.
         example: A command line that begins with ``python PROGRAM VERB``.
 
     Raises:
-        UserError: If it is no verb; the message has the verbs and the example.
+        UserError: If the first argument is not a verb.
     """
     word = argv[0] if argv and not argv[0].startswith("-") else ""
     if word in verbs:
         return
     program = example.split()[1]
-    wrong = f"{word} is no verb of {program}.{suggest(word, verbs)}" if word else ""
-    wrong = wrong or f"{program} needs a verb as its first word."
+    wrong = f"{word} is not a verb of {program}.{suggest(word, verbs)}" if word else ""
+    wrong = wrong or f"{program} needs a verb as its first argument."
     raise UserError(f"{wrong} The verbs are {', '.join(verbs)}; for example: {example}")
 
 
@@ -263,7 +263,7 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error and what it was raised from, outermost first."""
+    """Yields the error and its causes, outermost first."""
     current: BaseException | None = error
     while current is not None:
         yield current
@@ -271,39 +271,39 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether the class is ours, or it is a ValueError or OSError that our code raised."""
+    """Returns whether this project raised the error explicitly, or defines its class."""
     if type(error).__module__.partition(".")[0] in PACKAGES:
         return True
     if not isinstance(error, ValueError | OSError):
         return False
     if isinstance(error, OSError) and (error.filename is not None or full_disk(error)):
-        return False  # the system's words, which name a file
+        return False  # an error of the system, which names a file
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return False
     path = Path(frames[-1].filename)
     if frames[-1].name == "__init__" and path.name.startswith("<"):  # generated by dataclasses
         return True
-    # a ValueError that C code raises under a line of ours (unpacking, int()) is a defect of ours
+    # a ValueError that C code raises in one of our lines (unpacking, int()) is a bug
     known = isinstance(error, OSError) or (frames[-1].line or "").startswith("raise")
     return known and path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[0] in PACKAGES
 
 
 def _without_worker(message: str) -> str:
-    """Returns a message without what torch puts around that of a loading process."""
+    """Strips the text that torch adds to a message of a DataLoader worker."""
     if not re.match(r"Caught \w+ in DataLoader worker process", message):
         return message
     return message.rstrip().splitlines()[-1].partition(": ")[2]
 
 
 def of_launcher(error: BaseException) -> bool:
-    """Whether Lightning cannot use the environment variables of SLURM, torchrun or another one."""
-    frames = traceback.extract_tb(error.__traceback__)[-2:]  # os.environ has a frame of its own
+    """Returns whether Lightning cannot use the environment variables of a launcher."""
+    frames = traceback.extract_tb(error.__traceback__)[-2:]  # os.environ adds a frame
     return any({"lightning", "environments"} <= {*Path(frame.filename).parts} for frame in frames)
 
 
 def _raised_by(error: BaseException, package: str, *folders: str) -> bool:
-    """Whether code of the package, and of one of these folders if any are named, has raised it."""
+    """Returns whether code of a package, or of one of some folders in it, has raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     parts = Path(frames[-1].filename).parts if frames else ()
     return package in parts and (not folders or any(folder in parts for folder in folders))
@@ -314,7 +314,7 @@ def _one_line(message: str) -> str:
 
 
 def _weights_do_not_fit(message: str) -> str:
-    """Returns the head of torch's list of mismatches."""
+    """Returns the beginning of torch's list of mismatches."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     more = f" (and {len(lines) - 3} more)" if len(lines) > 3 else ""
     first = _one_line(" ".join(lines[1:3]))

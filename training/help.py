@@ -1,4 +1,4 @@
-"""Verbs of ``train.py``, and the parser whose ``--help`` describes them."""
+"""Verbs of ``train.py``, and their parser."""
 
 import importlib
 import inspect
@@ -22,23 +22,23 @@ DESCRIPTION = (
     + " `python train.py VERB --help` describes the options of a verb."
 )
 VERB_DESCRIPTION = (
-    "{title}. Configs are given by -c, several of which are merged, and typed options win. "
+    "{title}. Configs are given with -c; several are merged, and typed options take precedence. "
     "`--model.help CLASS` and `--data.help CLASS` describe the options of one class, and "
     "`--print_config=comments` prints a config with every key explained."
 )
 
 
 class TrainingParser(ExactOptions, LightningArgumentParser):  # type: ignore[misc]
-    """A parser that takes options by their full names alone."""
+    """A parser that accepts options by their full names only."""
 
 
 def public_classes(package: str) -> list[str]:
-    """Returns the names of the models, or of the data modules, that a package exports."""
+    """Returns the names of the models or data modules that a package exports."""
     module = importlib.import_module(package)
     base = getattr(module, {"lightning_models": "LanguageModel"}.get(package, "LanguageDataModule"))
     exported: list[Any] = [getattr(module, name) for name in module.__all__]
     return sorted(
-        kind.__name__
-        for kind in exported
-        if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind)
+        cls.__name__
+        for cls in exported
+        if inspect.isclass(cls) and issubclass(cls, base) and not inspect.isabstract(cls)
     )

@@ -1,4 +1,4 @@
-"""``train.py list``: the configs that are runs, with their parameters and tokens."""
+"""``train.py list``: the configs of runs, with their parameters and tokens."""
 
 import argparse
 import json
@@ -24,21 +24,21 @@ from training.errors import PROJECT, UserError
 from training.synthetic import SENTENCE_SLOTS
 
 SENTENCES = 30
-"""Sentences of a document of unknown length: Thought Gestalt, section 2.2."""
+"""Assumed number of sentences in a document of unknown length (Thought Gestalt, section 2.2)."""
 DESCRIPTION = """\
-Shows the configs that are runs: parameters and FLOPs per token of the model, and the tokens it
-trains on. Runs that end by epochs know their tokens once their text is prepared (in data_cache).
+Shows the configs of runs: parameters and FLOPs per token of the model, and training tokens. The
+tokens of runs that end by epochs are known once their text is prepared (in data_cache).
 `python train.py plan -c CONFIG` plans a run's hours and memory."""
 
 
 def run_configs(folder: Path) -> list[Path]:
     """Returns the YAML files below a folder that have a model, data and a trainer."""
-    found = []
+    paths = []
     for path in sorted(folder.rglob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()
         if {"model:", "data:", "trainer:"} <= {line.rstrip() for line in lines}:
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def look_up(path: Path) -> dict[str, Any]:
@@ -48,12 +48,12 @@ def look_up(path: Path) -> dict[str, Any]:
         path: The config.
 
     Returns:
-        The config, the model's class, its parameters, FLOPs per token of training, and tokens of
-        the run or, where only its text can tell them, None and the number of epochs; whether FLOPs
-        and tokens are ``estimated``, as rows are as long as their texts and none is prepared.
+        The config, the model's class, its parameters, training FLOPs per token, and the tokens of
+        the run, or None and the number of epochs if the tokens depend on its text; ``estimated`` is
+        true if FLOPs and tokens depend on the lengths of texts that are not prepared.
 
     Raises:
-        UserError: If the config names what this project does not have.
+        UserError: If the config names an unknown class or option.
     """
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
@@ -66,7 +66,7 @@ def look_up(path: Path) -> dict[str, Any]:
         with torch.device("meta"):
             model.configure_model()
     except KeyError as error:
-        raise UserError(f"{path}: there is no {error.args[0]} to build a class of") from error
+        raise UserError(f"{path}: {error.args[0]} is missing; name its class") from error
     except (TypeError, ValueError, AttributeError, ImportError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     context = row_tokens(data) or model.config.block_size
@@ -83,15 +83,15 @@ def look_up(path: Path) -> dict[str, Any]:
 
 
 def is_prepared(data: Any) -> bool:
-    """Whether a data module's text is tokenised already."""
+    """Returns whether a data module's text is tokenised already."""
     try:
         return hasattr(data, "store_dir") and bool(data.store_dir.exists())
-    except TokenizerUnavailableError:  # its files are needed to find the text
+    except TokenizerUnavailableError:  # the path of the text depends on its files
         return False
 
 
 def row_tokens(data: Any) -> int | None:
-    """Returns the tokens of a row of training; None: those of a window."""
+    """Returns the mean length of a training row in tokens, or None for windows."""
     if data.rows == "windows":
         return None
     if is_prepared(data):
@@ -103,7 +103,7 @@ def row_tokens(data: Any) -> int | None:
 
 
 def planned_tokens(data: Any, trainer: Mapping[str, Any], row_tokens: int | None) -> int | None:
-    """Returns the tokens of a run, None if only its text can tell."""
+    """Returns the tokens of a run, or None if they depend on its text."""
     steps = trainer.get("max_steps", -1)
     if steps > 0:
         batch = data.step_batch(1, trainer.get("accumulate_grad_batches", 1))
@@ -116,7 +116,7 @@ def planned_tokens(data: Any, trainer: Mapping[str, Any], row_tokens: int | None
 
 
 def split_tokens(data: Any, split: Split, row_tokens: int | None) -> int | None:
-    """Returns the tokens of a split; None before its text is prepared."""
+    """Returns the tokens of a split, or None before its text is prepared."""
     corpus = getattr(data, "corpus", data)
     if is_prepared(corpus) and hasattr(corpus, "counts"):
         return int(corpus.counts(split).tokens)
@@ -128,17 +128,17 @@ def split_tokens(data: Any, split: Split, row_tokens: int | None) -> int | None:
 def validation_tokens(
     data: Any, trainer: Mapping[str, Any], trained: float, *, row: int, batch: StepBatch
 ) -> float | None:
-    """Returns the tokens that all validations of a run score, and read again to answer.
+    """Returns the tokens that all validations of a run score and, for answers, read again.
 
     Args:
         data: The data module.
         trainer: Options of the trainer.
-        trained: Tokens that the run trains on.
-        row: Tokens of a row.
+        trained: Number of training tokens of the run.
+        row: Length of a row in tokens.
         batch: The batch of an optimiser step.
 
     Returns:
-        None where the text must be prepared first.
+        The tokens, or None if the text must be prepared first.
     """
     limit, every = trainer["limit_val_batches"], trainer["val_check_interval"]
     if limit == 0:
@@ -166,7 +166,7 @@ def answered_share(
 ) -> float:
     """Returns the share of a validation's questions that ``AnswerAccuracy`` asks.
 
-    A written answer costs as much as a scored one where the model writes as many tokens.
+    A written answer costs as much as a scored one with the same number of tokens.
     """
     callbacks = trainer.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "folder", nargs="?", default=None, help="of configs; default: this project's"
+        "folder", nargs="?", default=None, help="folder of configs (default: this project's)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(argv)
@@ -209,14 +209,14 @@ def main(argv: list[str]) -> int:
 
 
 def _length(row: Mapping[str, Any]) -> str:
-    """Returns the tokens of a run, where they are not known its epochs, or a dash."""
+    """Formats the tokens of a run, or its epochs if the tokens are unknown, or a dash."""
     if row["tokens"] is None:
         return "-" if row["epochs"] is None else f"{row['epochs']} epochs"
     return "~" * row["estimated"] + quantity(row["tokens"])
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
-    """Returns the table of runs for people."""
+    """Formats the table of runs."""
     guessed = any(row["estimated"] for row in rows)
     headers = ["config", "model", "parameters", "FLOPs/token", "tokens"]
     cells = [
@@ -230,6 +230,6 @@ def as_table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     table = tabulate(cells, headers, colalign=("left", "left", "right", "right", "right"))
-    about = "\n~ at rows of a usual length: texts decide." if guessed else ""
+    about = "\n~ estimated for rows of a usual length; it depends on the texts." if guessed else ""
     call = as_started("python train.py fit -c configs/CONFIG.yaml")
     return f"{table}\n\n{len(rows)} runs: {call}{about}"

@@ -1,6 +1,6 @@
-"""Loggers: TensorBoard, CSV, Weights & Biases and MLflow, of a run that may be killed and resumed.
+"""Loggers for runs that may be killed and resumed: TensorBoard, CSV, Weights & Biases and MLflow.
 
-Checkpoints, records and files of analyses lie in the run's folder, wherever its values are logged.
+Checkpoints, records and files of analyses are in the run's folder for any logger.
 """
 
 import csv
@@ -26,19 +26,19 @@ from lightning_models.checkpoint import Checkpoint
 from training.errors import UserError
 
 HPARAM_METRICS = ("val/loss", "val/bpb", "train/loss")
-"""Logged values that TensorBoard shows next to hyperparameters."""
+"""Logged values to show next to hyperparameters in TensorBoard."""
 TRAINER_KEYS = (
     *("max_steps", "max_epochs", "precision", "strategy", "devices", "num_nodes"),
     *("accumulate_grad_batches", "gradient_clip_val"),
 )
-"""Options of the trainer that are hyperparameters."""
+"""Options of the trainer to log as hyperparameters."""
 PROJECT_NAME = "latent-thinking"
-"""Project of W&B and experiment of MLflow, unless their environment variables name another."""
+"""Project of W&B and experiment of MLflow, unless set by their environment variables."""
 
 
 @dataclass(frozen=True)
 class RunPlace:
-    """Place of a run's logs, and its name there.
+    """Location of a run's logs.
 
     Attributes:
         root: Value of trainer.default_root_dir.
@@ -56,14 +56,14 @@ class RunPlace:
 
     @property
     def group(self) -> Path:
-        """The folder that holds the run's."""
+        """Parent of the run's folder."""
         return self.root / self.parent
 
 
-class _Once:
-    """A logger that drops a row equal to the previous one.
+class _Deduplicating:
+    """A logger that skips rows equal to the previous one.
 
-    A checkpoint has the row of its step written first; the trainer then hands over the same one.
+    The row of a step is written before its checkpoint, and the trainer then logs it again.
     """
 
     _latest = ""
@@ -76,15 +76,15 @@ class _Once:
 
 
 def _as_text(value: Any) -> str:
-    """Writes a value so that a nan equals itself and a number its tensor; images are objects."""
+    """Formats a value so that nan equals nan, and a tensor equals its number."""
     try:
         return repr(float(value))
     except (TypeError, ValueError):
         return repr(value)
 
 
-class EventLog(_Once, TensorBoardLogger):
-    """TensorBoard."""
+class EventLog(_Deduplicating, TensorBoardLogger):
+    """TensorBoard, with the run's configuration and metrics in the tab HPARAMS."""
 
     takes_config = True
     """See ``_InRunFolder``."""
@@ -92,22 +92,18 @@ class EventLog(_Once, TensorBoardLogger):
     def log_hyperparams(
         self, params: Any, metrics: dict[str, Any] | None = None, step: int | None = None
     ) -> None:
-        """Fills the tab HPARAMS, next to metrics that the run logs, and ``hparams.yaml``.
-
-        Only the configuration of the run is shown; what the trainer hands over has no names.
-        """
         from torch.utils.tensorboard.summary import hparams  # takes a second
 
         if not isinstance(params, Mapping) or "model" not in params:
-            return
+            return  # not the configuration but the trainer's values, which have no names
         shown = hyperparameters(params)
         super().log_hyperparams(shown)
         for summary in hparams(shown, dict.fromkeys(HPARAM_METRICS, 0.0)):
             self.experiment._get_file_writer().add_summary(summary)
 
 
-class MetricsFile(_Once, CSVLogger):
-    """``metrics.csv`` in the run's folder; a resumed run goes on in it."""
+class MetricsFile(_Deduplicating, CSVLogger):
+    """``metrics.csv`` in the run's folder, to which a resumed run appends."""
 
     def __init__(self, save_dir: Path, name: str, version: str, purge_step: int | None) -> None:
         super().__init__(save_dir, name=name, version=version)
@@ -116,7 +112,7 @@ class MetricsFile(_Once, CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The writer of the file."""
+        """Writer of the file."""
         if self._experiment is None:
             _keep_rows(Path(self.log_dir, ExperimentWriter.NAME_METRICS_FILE), self.purge_step)
             self._experiment = _Rows(self.log_dir)
@@ -124,7 +120,7 @@ class MetricsFile(_Once, CSVLogger):
 
 
 class _Rows(ExperimentWriter):
-    """Appends to a CSV file; Lightning's writer deletes one that exists."""
+    """Appends to a CSV file, which Lightning's writer would delete."""
 
     def _check_log_dir_exists(self) -> None:
         path = Path(self.metrics_file_path)
@@ -134,7 +130,7 @@ class _Rows(ExperimentWriter):
 
 
 def _keep_rows(path: Path, end: int | None) -> None:
-    """Keeps the whole rows of steps before ``end``: a killed process may have left a torn one."""
+    """Keeps the complete rows of steps before ``end``; a killed process may leave a torn row."""
     if not path.is_file():
         return
     with path.open(newline="") as file:
@@ -147,12 +143,12 @@ def _keep_rows(path: Path, end: int | None) -> None:
     write_whole(path, kept.getvalue())
 
 
-class _InRunFolder(_Once):
-    """A logger whose values lie elsewhere; checkpoints and records still go to the run's folder."""
+class _InRunFolder(_Deduplicating):
+    """A logger with external storage; checkpoints and records are still in the run's folder."""
 
     folder: Path
     takes_config = True
-    """Whether ``SaveRunRecord`` hands over the configuration."""
+    """Whether ``SaveRunRecord`` logs the configuration."""
 
     @property
     def save_dir(self) -> str:
@@ -160,13 +156,13 @@ class _InRunFolder(_Once):
 
     @property
     def name(self) -> str:
-        return ""  # no folder lies between the run's and its checkpoints
+        return ""  # no folder between the run's and its checkpoints
 
     version = name
 
 
 class WandbRun(_InRunFolder, WandbLogger):
-    """Weights & Biases; a resumed run goes on there, too. ``WANDB_MODE=offline`` sends nothing."""
+    """Weights & Biases, which also resumes the run. ``WANDB_MODE=offline`` sends nothing."""
 
     def __init__(self, folder: Path, name: str, run_id: str) -> None:
         self.folder = folder
@@ -176,7 +172,7 @@ class WandbRun(_InRunFolder, WandbLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The run of W&B."""
+        """Run of W&B."""
         self.folder.mkdir(parents=True, exist_ok=True)  # else its files go to a temporary folder
         return super().experiment
 
@@ -184,7 +180,7 @@ class WandbRun(_InRunFolder, WandbLogger):
 class MLFlowRun(_InRunFolder, MLFlowLogger):
     """MLflow: ``mlflow.db`` in trainer.default_root_dir, or the server of ``MLFLOW_TRACKING_URI``.
 
-    A resumed run goes on there, too: it is found by its id, the tag ``run``.
+    A resumed run continues there, too; its id is the tag ``run``.
     """
 
     def __init__(self, root: Path, folder: Path, name: str, run_id: str) -> None:
@@ -206,8 +202,7 @@ class MLFlowRun(_InRunFolder, MLFlowLogger):
         self._is_new = not runs
 
     def log_hyperparams(self, params: Any) -> None:
-        """Logs the configuration of a new run; MLflow lets nobody change it afterwards."""
-        if self._is_new:
+        if self._is_new:  # MLflow does not allow changes afterwards
             super().log_hyperparams(params)
 
 
@@ -215,7 +210,7 @@ class MLFlowRun(_InRunFolder, MLFlowLogger):
 
 
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Returns the values of a configuration that a run may differ in, by dotted names.
+    """Returns the hyperparameters in a configuration by dotted names.
 
     Args:
         config: The configuration of the verb fit.
@@ -237,29 +232,29 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 # ---- the loggers of a run by name
 
 
-def build_loggers(names: Sequence[str], place: RunPlace) -> list[Logger]:
+def build_loggers(names: Sequence[str], location: RunPlace) -> list[Logger]:
     """Builds the loggers of a run, in the order of ``names``.
 
     Args:
         names: Some of ``tensorboard``, ``csv``, ``wandb`` and ``mlflow``.
-        place: Where the run is logged.
+        location: Location of the run's logs.
 
     Raises:
-        UserError: If a name is none of these, or its package is not installed.
+        UserError: If a name is unknown, or its package is not installed.
     """
-    root, parent, purge = place.root, place.parent, place.purge_step
-    events = EventLog(root, parent, place.version, default_hp_metric=False, purge_step=purge)
+    root, parent, purge = location.root, location.parent, location.purge_step
+    events = EventLog(root, parent, location.version, default_hp_metric=False, purge_step=purge)
     folder = Path(events.log_dir)
     label = folder.relative_to(root).as_posix()
     makers: dict[str, Callable[[], Logger]] = {
         "tensorboard": lambda: events,
         "csv": lambda: MetricsFile(root, parent, folder.name, purge),
-        "wandb": lambda: WandbRun(folder, label, place.run_id),
-        "mlflow": lambda: MLFlowRun(root, folder, label, place.run_id),
+        "wandb": lambda: WandbRun(folder, label, location.run_id),
+        "mlflow": lambda: MLFlowRun(root, folder, label, location.run_id),
     }
     wrong = [name for name in names if name not in makers]
     if wrong or not names:
-        raise UserError(f"loggers ({', '.join(wrong)}) must be of {', '.join(makers)}")
+        raise UserError(f"loggers ({', '.join(wrong)}) must be among {', '.join(makers)}")
     loggers = []
     for name in dict.fromkeys(names):
         try:
@@ -274,7 +269,7 @@ def build_loggers(names: Sequence[str], place: RunPlace) -> list[Logger]:
 def purge_step(saved: Checkpoint) -> int:
     """Returns the first step of the log, from 0, that a run resumed from ``saved`` writes again.
 
-    After n optimiser steps the latest logged step is n - 1. Only a checkpoint from between two
+    After n optimiser steps the latest logged step is n - 1. Only a checkpoint between two
     accumulated micro-batches follows a validation that was logged at n, unless it is pending.
     """
     unfinished = bool(saved.content.get("resume_state", {}).get("unfinished_step"))

@@ -1,4 +1,4 @@
-"""``train.py`` from its words to its exit code."""
+"""Entry point of ``train.py``: dispatch of verbs, and exit codes."""
 
 import os
 import shutil
@@ -25,12 +25,12 @@ from training.signals import INTERRUPTED, interrupts_here_only, silence, was_int
 def main(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code.
 
-    0: done; 2: bad input, in one line; 3: a loss or gradient that is not a number, in one line;
-    4: another process of the run has ended, in one line; 129, 130 or 143: ended by SIGHUP, Ctrl-C
-    or SIGTERM, after a checkpoint if it was training; 138: by SIGUSR1, and requeued by SLURM.
+    The codes are 0 for success; 2 for bad input, 3 for a non-finite loss or gradient, and 4 if
+    another process of the run has ended, each reported in one line; 129, 130 or 143 after SIGHUP,
+    Ctrl-C or SIGTERM, with a checkpoint if it was training; 138 after SIGUSR1, requeued by SLURM.
 
     Args:
-        args: The command line. By default the process's own.
+        args: The command line, by default ``sys.argv[1:]``.
     """
     argv = sys.argv[1:] if args is None else args
     silence()
@@ -70,19 +70,19 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _execute(argv: list[str]) -> None:
-    """Runs a verb; where it had to wait for a run, once more from the start."""
+    """Runs a verb, and restarts it if it had to wait for another run."""
     try:
         await_launched(LatentCLI(argv).trainer)
-    except WaitedError:  # the checkpoint that was found may have been replaced meanwhile
+    except WaitedError:  # the checkpoint may have been replaced meanwhile
         _execute(argv)
     finally:
-        os.environ.pop(LAUNCHER, None)  # programs that this process starts later are no ranks
+        os.environ.pop(LAUNCHER, None)  # programs started later are not ranks of this run
 
 
 def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:
     """Returns the exit code of an end that all ranks have agreed on; rank 0 reports it.
 
-    The others end with 0: a launcher that sees one of them fail would kill rank 0 while it speaks.
+    The other ranks exit with 0: if one failed, a launcher would kill rank 0 before it has reported.
     """
     if getattr(rank_zero_only, "rank", 0):
         return 0
@@ -98,7 +98,7 @@ def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:
 
 
 def _requeue() -> None:
-    """Has SLURM start the job again: SIGUSR1 is what ``--signal=USR1@SECONDS`` warns it with."""
+    """Requeues the SLURM job, which ``--signal=USR1@SECONDS`` warns with SIGUSR1."""
     job, command = os.environ.get("SLURM_JOB_ID"), shutil.which("scontrol")
     if job is not None and command is not None:
         subprocess.run([command, "requeue", job], check=False)

@@ -33,7 +33,7 @@ def nothing_recorded(model: Any, missing: str) -> NothingToAnalyseError:
 
 
 class Recorder:
-    """Keeps what a model records while it scores a batch.
+    """Collects the statistics that a model records while it scores a batch.
 
     Args:
         names: Statistics to keep, as the model names them.

@@ -175,7 +175,8 @@ class GateAnalysis(Analysis):
         by_layer, by_component = gates(pl_module), shares(norms)
         self._gates.add(step, sentence_steps, by_layer)
         values = {f"gate/layer_{layer}": value for (layer, _), value in by_layer.items()}
-        if by_component is not None:  # None if the gradient is not finite and the step is skipped
+        # without a finite gradient the step is skipped
+        if by_component is not None:
             self._norms.add(step, sentence_steps, norms)
             values |= {f"gradient_share/{part}": share for part, share in by_component.items()}
         self._log(trainer, values)

@@ -518,7 +518,7 @@ def _scalars(
 def steps_figure(tables: Tables) -> Any:
     """Draws the distribution of executed steps and the difficulty of their tokens (Fig. 4 b)."""
     table = tables["steps"]
-    figure, (shares, losses) = panels(9, 3.6, 2, sharex=True)  # no loss where there are no tokens
+    figure, (shares, losses) = panels(9, 3.6, 2, sharex=True)  # bars without tokens have no loss
     draw_bars(shares, table, "steps", {"share": (None, BLUE)})
     shown = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
     draw_lines(losses, table, "steps", shown)

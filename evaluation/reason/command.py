@@ -219,7 +219,7 @@ def _result(
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declares the command's options; data default to those of the first checkpoint."""
+    """Declares the command's options; data default to the first checkpoint's."""
     add_labelled_checkpoints(
         parser,
         "All must have the same tokenizer. Speed-ups are over the first one that writes its steps.",

@@ -69,7 +69,7 @@ def stopped(run, tmp_path, at, every=None, number=signal.SIGTERM, **options):
         run(at, writer, saved=seen, number=number, enable_checkpointing=True, **options)
     path = last(tmp_path)
     assert f"stopped by {number.name} after step {seen[-1][0]}; " in str(caught.value)
-    assert f"it goes on from {path} with --ckpt_path last" in str(caught.value)
+    assert f"resume from {path} with --ckpt_path last" in str(caught.value)
     assert caught.value.exit_code == 128 + number
     assert torch.load(path, weights_only=True)["global_step"] == seen[-1][0]
     return seen

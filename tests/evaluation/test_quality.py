@@ -405,7 +405,7 @@ def test_nothing_but_a_tokenizer_is_needed_for_samples(quality, fails, edited):
             [*SHORT, *FEW, "--tokenizer", "bytes"],
             "tokenizer (bytes): prompts use the tokenizer of the data",
         ),
-        ([*SHORT, *FEW, "--prompts", "9999"], "full windows in the val split; ask for fewer"),
+        ([*SHORT, *FEW, "--prompts", "9999"], "full windows in the val split; set fewer"),
         ([*FEW, "--mode", "unconditional", "--judge", "none"], "judge (none): no tokenizer found"),
     ],
 )

@@ -12,7 +12,7 @@ from callbacks.answer_accuracy import questions_in
 from datamodules import StateTracking
 from datamodules.reasoning.two_hop import read_known
 from evaluation.load import build_model
-from evaluation.reason.asking import Asking
+from evaluation.reason.asking import AnswerProtocol
 from evaluation.reason.contestants import build_contestants
 from evaluation.reason.scores import settings_of
 from lightning_models import CoconutLM, CodiLM, NoCoTLM, ThinkingStatesLM
@@ -158,7 +158,7 @@ def test_numbers_of_latents_share_one_set_of_weights(reasoners, data):
     assert len({id(one.model) for one in contestants}) == 1
     batch = questions_in(data.evaluation_source("test").batch(0))
     room = {"max_new_tokens": 12, "temperature": 0, "tokenizer": data.tokenizer}
-    asking = Asking(data, "generate", 12)
+    asking = AnswerProtocol(data, "generate", 12)
     for one in contestants:
         alone = build_model(checkpoint, {"eval_latents": one.latents})
         with one.ready() as model:

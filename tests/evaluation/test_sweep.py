@@ -107,7 +107,7 @@ def test_settings_are_changed_where_there_are_any(sweep):
         (["--dial", "dim=8"], "none of the models has the dial dim; they have thinking_steps"),
         (["--measure", "bits"], "measure"),
         (["--set.dimm", "3"], "none of the models has the setting dimm"),
-        (["--label", "width"], "label (width) is no key"),
+        (["--label", "width"], "label (width) is not a key"),
         (["--limit_batches", "0"], "--limit_batches: "),
         (["--output", "pareto.gif"], "must end in .svg, .png or .pdf"),
     ],

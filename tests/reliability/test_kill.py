@@ -72,7 +72,7 @@ def terminated(run, step):
     print(f"SIGTERM after step {reached} (asked {step}), saved step {saved}")
     assert reached <= saved < STEPS
     assert line == (
-        f"stopped by SIGTERM after step {saved}; it goes on from {run.last} with --ckpt_path last"
+        f"stopped by SIGTERM after step {saved}; resume from {run.last} with --ckpt_path last"
     )
     assert "Traceback" not in errors
 

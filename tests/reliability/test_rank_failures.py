@@ -58,7 +58,7 @@ def test_an_error_on_one_rank_is_printed_and_ends_all(text_file, tmp_path):
     assert process.returncode == 4, errors[-3000:]
     assert leaves_nothing(process.pid)
     assert "step 8/100" in output  # after two validations
-    assert errors.count("no more text samples: PoisonedLM.generate_text failed with") == 1
+    assert errors.count("text samples are disabled: PoisonedLM.generate_text failed with") == 1
     assert errors.count("RuntimeError: no words") == 1
     assert errors.count("RuntimeError: as planned at 1:8") == 1
     assert errors.index("as planned at 1:8") < errors.index("error: another process of the run")

@@ -48,7 +48,7 @@ def terminated_once(
     saved = torch.load(broken.last, weights_only=True)["global_step"]
     print(f"{number.name} after step {reached} (asked {step}), saved step {saved}")
     assert reached <= saved < STEPS
-    assert line.startswith(f"{head} {saved}; it goes on from {broken.last}")
+    assert line.startswith(f"{head} {saved}; resume from {broken.last}")
     assert "Traceback" not in errors
     finished(processes[0])
     finished(broken.resume())

@@ -46,7 +46,7 @@ def test_a_csv_file_alone_holds_what_tensorboard_would_and_resumes(fit, tmp_path
 
 def test_an_unknown_logger_is_named(fit, tmp_path, capsys):
     assert fit(tmp_path, "--loggers=tensorbord") == 2
-    assert "loggers (tensorbord) must be of tensorboard, csv, wandb" in capsys.readouterr().err
+    assert "loggers (tensorbord) must be among tensorboard, csv, wandb" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
