@@ -146,7 +146,7 @@ def test_thought_gestalt_splits_sentences_as_the_paper_does(path):
     ("pattern", "changes"),
     [
         ("ponderlm/ponderlm1_*", {"accumulate": False, "multiply_embedding": None}),
-        ("thinking_states/icot_*two_hop", {"removal": "steps"}),
+        ("thinking_states/icot_qwen*", {"removal": "steps", "reset": "epoch"}),
         (
             "latent_thought/*_public",
             {"init_mean_std": 0.01, "latent_positions": "public", "noise": "fixed"},
