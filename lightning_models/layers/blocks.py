@@ -80,9 +80,9 @@ def rope_tables(
     """Returns the rotation tables for ``positions``.
 
     Args:
-        positions: (T,) or (B, T), integer or float: position of each token in tokens.
+        positions: Position of each token in tokens (T,) or (B, T), integer or float.
         rotary_dim: R, channels of a head that are rotated, even.
-        base: the longest wavelength is about ``2 pi base`` tokens.
+        base: Base of the frequencies; the longest wavelength is about ``2 pi base`` tokens.
         scaling: The numbers of ``stretched``, by default none.
     """
     pairs = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32)
@@ -121,7 +121,7 @@ def stretched(
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     """Returns ``x`` (B, H, T, C) with channel pairs (i, i + R/2) rotated by their angle.
 
-    Channels from R on stay as they are.
+    Channels from R on are unchanged.
     """
     width = rope.cos.shape[-1]
     if width < x.shape[-1]:
@@ -205,10 +205,10 @@ class SelfAttention(nn.Module):
             x: Normed input (B, T, D).
             rope: Rotation tables of these T positions.
             cache: Earlier keys and values; this call appends its own.
-            key_bias: (B, N) additive bias per key, N counting cached keys too.
+            key_bias: Additive bias of each key (B, N), cached keys included.
             mask: Bool, broadcastable to (B, H, T, N), in addition to causality; with a cache, what
                 ``KVCache.mask`` returned, which stands for causality and window too.
-            value_scale: (B, T) factor on the values of these T tokens.
+            value_scale: Factor on the values of these T tokens (B, T).
         """
         q, k, v = self.project(x, rope)
         if value_scale is not None:
