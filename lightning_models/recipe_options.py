@@ -43,6 +43,7 @@ class ExactOptions:
         init(*args, allow_abbrev=allow_abbrev, **kwargs)
 
     def format_help(self) -> str:
+        """Returns the help, with programs named as this one was called."""
         parser: Any = super()
         return as_started(parser.format_help())
 
