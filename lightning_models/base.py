@@ -423,8 +423,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             self._sharded.spread()
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
-        # Sharded weights are saved as shards, even during an evaluation, and stay sharded for the
-        # optimiser's state. The next ``gathered`` gathers them again.
+        """Returns the weights, as shards if they are sharded, even during an evaluation.
+
+        They stay sharded for the optimiser's state; the next ``gathered`` gathers them again.
+        """
         if self._sharded is not None:
             self._sharded.spread()
         return super().state_dict(*arguments, **options)
