@@ -1,25 +1,25 @@
-"""Language models that think in latent space, one package a paper, and the control.
+"""Language models that think in latent space, one package per paper, and the control.
 
-The classes exported here are the public paths that configs and checkpoints carry; ``load`` opens
+The classes exported here are the public paths that configs and checkpoints name; ``load`` opens
 a checkpoint: ``load("runs/first").generate("The function")``, see ``evaluation.api``.
 
-| file | what it holds |
+| file | content |
 |---|---|
-| `base` | `LanguageModel`: the steps, scores and decoding that every method shares |
-| `outputs` | what losses and scores return; `StageMetrics`: sums of an epoch, its perplexity |
+| `base` | `LanguageModel`: steps, scores and decoding shared by all methods |
+| `outputs` | results of losses and scores; `StageMetrics`: sums of an epoch, its perplexity |
 | `layers/` | attention, blocks, KV cache, decoder configs, recordings for analyses |
 | `output_layer` | losses and log-probabilities over the vocabulary, in chunks; mixtures |
-| `generation` | one decode loop, with a cache or without |
+| `generation` | the decode loop, with a cache or without |
 | `optim` | AdamW, its groups and schedules |
-| `checkpoint/` | checkpoints that run no code, whole or in parts; where they are found |
+| `checkpoint/` | checkpoints that run no code, in one file or sharded; how they are found |
 | `recipe` | class path and arguments that rebuild a model, and the classes that it may name |
-| `recipe_options` | options of a command line that are typed over a recipe |
-| `atomic_files` | files that are whole or not there, for all packages |
+| `recipe_options` | command-line options that replace values of a recipe |
+| `atomic_files` | atomic writing of files, for all packages |
 | `flops` | FLOPs of layers and decoders |
-| `memory` | bytes of networks and batches, before they are allocated |
+| `memory` | size of networks and batches in bytes, before they are allocated |
 | `runtime` | random state, gradients, sharded parameters |
 | `transformer/` | the plain decoder, and weights from `transformers` |
-| `thoughtbubbles/` ... `thinking_states/` | one paper each: equations to code in its first lines |
+| `thoughtbubbles/` ... `thinking_states/` | one paper each, with a table from equations to code |
 """
 
 import importlib

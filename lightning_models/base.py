@@ -1,8 +1,8 @@
 """The base of every method: loss -> metrics -> optimiser, written once.
 
 A new paper writes ``build_network``, ``loss``, ``score``, the two decoding methods and
-``flops_per_token``; steps, logging, normalisation over ranks and accumulated micro-batches,
-and optimiser are here; checkpoints and text generation are mixed in.
+``flops_per_token``. Steps, logging, the optimiser, and normalisation over ranks and accumulated
+micro-batches are here; checkpoints and text generation are mixed in.
 """
 
 import contextlib
@@ -39,22 +39,22 @@ from lightning_models.runtime import ShardedParameters, checkpoint_blocks
 Batch = dict[str, Any]
 
 OTHER_SHARDING = ("FSDPStrategy", "DeepSpeedStrategy")
-"""Strategies that shard parameters without a device mesh."""
+"""Strategies that shard parameters without a device mesh, which are refused."""
 
 
 class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
-    """A language model that any method of this project derives from.
+    """Base class of the language models of all methods.
 
-    ``Trainer.fit`` takes a data module of ``datamodules`` or any DataLoader. Batches are dicts; a
-    model that reads windows (all but Thought Gestalt and the models that answer questions) has:
+    ``Trainer.fit`` takes a data module of ``datamodules`` or any DataLoader. Batches are dicts. A
+    model that reads windows (all but Thought Gestalt and the models that answer questions) expects:
 
     - ``tokens``: int64 (B, T), read from left to right, without padding or padded on the right.
-    - ``targets``: int64 (B, T), the next token of each, -100 where nothing is predicted.
-    - ``mask``: bool (B, T), optional: whether a token is no padding.
-    - ``num_bytes``: int64 (B,), optional: UTF-8 bytes of each row's targets, for bits per byte.
+    - ``targets``: int64 (B, T), the next token of each, or -100 to predict none.
+    - ``mask``: bool (B, T), optional, false on padding.
+    - ``num_bytes``: int64 (B,), optional, UTF-8 bytes of each row's targets, for bits per byte.
 
-    ``transformers`` has ``input_ids`` and ``labels``, which are not shifted: of ids (B, T + 1) the
-    tokens are ``ids[:, :-1]`` and the targets ``ids[:, 1:]``.
+    ``input_ids`` and ``labels`` of ``transformers`` are not shifted: from ids (B, T + 1), pass
+    ``ids[:, :-1]`` as tokens and ``ids[:, 1:]`` as targets.
 
     ```python
     import lightning
@@ -76,12 +76,12 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     """
 
     reads: ClassVar[str] = "windows"
-    """What batches hold: windows of tokens, or sentences (see ``datamodules``)."""
+    """Rows of batches: 'windows' of tokens, 'sentences' or 'reasoning' (see ``datamodules``)."""
     whole_rows: ClassVar[bool] = False
-    """Whether a likelihood belongs to a whole row, so that a part of its targets has none."""
+    """Whether a likelihood belongs to a whole row, and is undefined for some of its targets."""
     shards_blocks: ClassVar[bool] = True
-    """Whether a training step runs each block once, on every rank: FSDP then gathers one block at
-    a time; otherwise all parameters for the whole step."""
+    """Whether a training step runs each block once on every rank. FSDP then gathers one block at a
+    time, otherwise all parameters for the whole step."""
 
     def __init__(
         self, config: SequenceConfig, optimizer: OptimizerConfig, compile: bool = False
@@ -92,16 +92,16 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self.compile_network = compile
         self.network: nn.Module | None = None
         self._sharded: ShardedParameters | None = None
-        self._gather_depth, self._evaluates = 0, False  # who asks for whole parameters
+        self._gather_depth, self._evaluates = 0, False  # reasons to keep parameters gathered
         self.last_terms: dict[str, Tensor] = {}  # means of the latest training micro-batch
         self.train_metrics = StepMeans()
         self.val_metrics, self.test_metrics = StageMetrics(), StageMetrics()
 
-    # ---- what a method says of itself
+    # ---- properties of a method
 
     @property
     def likelihood(self) -> Likelihood:
-        """What ``score`` returns with this configuration."""
+        """Kind of likelihood that ``score`` returns with this configuration."""
         return "exact"
 
     @property
@@ -111,14 +111,14 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether ``score`` reads what several rows begin with once (see there)."""
+        """Whether ``score`` reads a prefix shared by several rows once (see there)."""
         return False
 
-    # ---- what a method writes
+    # ---- to be written for each method
 
     @abstractmethod
     def build_network(self) -> nn.Module:
-        """Returns a freshly initialised network for ``self.config``."""
+        """Builds the network for ``self.config`` with initial weights."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> LossOutput:
@@ -128,11 +128,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def score(self, batch: Batch) -> Scores:
         """Returns the log-likelihood of the batch's targets.
 
-        ``context`` (B,) in the batch says how many tokens of each row are given: a method that
-        infers something of a row as a whole infers it from those. Where ``shares_prefixes``, a
-        batch may have ``prefix`` (C, P), right-padded, ``prefix_lengths`` (C,), at least 2, and
-        ``prefix_row`` (B,): row b goes on from prefix ``prefix_row[b]``, whose last token is the
-        first of the row's ``tokens``; ``mask`` then says which of those are no padding.
+        ``context`` (B,) in the batch is the number of given tokens of each row; a method that
+        infers latents for a row infers them from these. If ``shares_prefixes``, a batch may have
+        ``prefix`` (C, P), right-padded, ``prefix_lengths`` (C,), at least 2, and ``prefix_row``
+        (B,): row b continues prefix ``prefix_row[b]``, whose last token is the first of the row's
+        ``tokens``; ``mask`` is then false on their padding.
         """
 
     @abstractmethod
@@ -146,11 +146,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Returns a decoding cache that has consumed all but the last token of each prompt.
 
         Args:
-            prompts: (B, P) int64, padded on the right.
-            lengths: (B,) int64, at least 1.
-            max_new_tokens: How many tokens will be decoded at most.
-            streams: What the random draws of each row are a function of, for methods that draw
-                before they decode; empty: (0, row).
+            prompts: Prompts (B, P) int64, padded on the right.
+            lengths: Number of tokens of each prompt (B,) int64, at least 1.
+            max_new_tokens: Maximum number of tokens that will be decoded.
+            streams: Key of each row's random stream, for methods that draw before they decode.
+                Defaults to (0, row).
         """
 
     @abstractmethod
@@ -159,22 +159,21 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
         Args:
             cache: Cache from ``init_cache``, updated in place.
-            tokens: (B,) the last token of each row.
+            tokens: The last token of each row (B,) int64.
 
         Returns:
-            Next-token logits (B, V) float32, and which rows are ready to be sampled (B,) bool.
-            A row that is not ready is stepped again with the same token.
+            Next-token logits (B, V) float32, and the mask of rows that are ready to be sampled (B,)
+            bool. A row that is not ready is stepped again with the same token.
         """
 
     def flops_by_part(self, context: int) -> dict[str, float]:
-        """Returns the FLOPs per token of one pass through the network, by what they are spent on.
+        """Returns the FLOPs per token of one pass through the network, by part.
 
-        ``output`` (the output matrix), ``self_attention`` and ``cross_attention`` (projections,
-        scores and weighted sums) and ``feed_forward``; a method leaves out what it has not, and
-        names what is its own.
+        Parts are ``output`` (the output matrix), ``self_attention`` and ``cross_attention``
+        (projections, scores and weighted sums), ``feed_forward``, and further ones of the method.
 
         Raises:
-            ValueError: If the method does not count them.
+            ValueError: The method does not count them.
         """
         raise ValueError(f"{type(self).__name__} does not count its FLOPs by part")
 
@@ -186,57 +185,57 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Returns the FLOPs of generating a token in a context of ``context`` tokens.
 
         Args:
-            context: Tokens.
-            steps: Additional steps that a token takes on average, for methods whose tokens take
-                them; None: the most.
+            context: Number of tokens.
+            steps: Mean number of additional steps per token, for methods that take them. Defaults
+                to the maximum.
         """
         return self.flops_per_token(context)
 
     @property
     def adaptive(self) -> bool:
-        """Whether texts decide how much scoring computes for them.
+        """Whether the compute of scoring depends on the text.
 
-        Then ``flops_per_token`` is nominal, and ``score`` records ``flops``: ``flops`` (B,)
+        ``flops_per_token`` is then nominal, and ``score`` records ``flops``: ``flops`` (B,)
         float64, forward FLOPs of each row without its padding, and ``tokens`` (B,) int64.
         """
         return False
 
     @property
     def adaptive_training(self) -> bool:
-        """Whether texts decide how much a training step computes for them.
+        """Whether the compute of a training step depends on the text.
 
-        Then ``flops_per_token(context, training=True)`` is what the configuration plans.
+        ``flops_per_token(context, training=True)`` is then the value planned by the configuration.
         """
         return False
 
     def passes_per_token(self, context: int) -> float:
-        """Returns how often a token goes through the network, as papers count.
+        """Returns the number of passes of a token through the network, as papers count them.
 
-        1, and the additional steps ``thinking_steps`` of configs that have it, the most that a
-        token takes; methods that compute more in another way say so. Outside of training: 6 N
-        times this is what papers call inference FLOPs per token.
+        This is 1 plus the maximum number of additional steps, ``thinking_steps``, of configs that
+        have it; methods with other compute override it. It does not apply to training: papers call
+        6 N times this value the inference FLOPs per token.
 
         Args:
-            context: Tokens of the sequence.
+            context: Number of tokens of the sequence.
         """
         return 1.0 + getattr(self.config, "thinking_steps", 0)
 
     def published_flops_per_token(self, context: int) -> float | None:
-        """Returns training FLOPs per token as the method's paper counts, where that differs."""
+        """Returns training FLOPs per token as the paper counts them, or None if counted alike."""
         return None
 
     def no_decay_parameters(self) -> Iterable[nn.Parameter]:
-        """Returns parameters exempt from weight decay, besides norms and biases."""
+        """Returns parameters without weight decay, in addition to norms and biases."""
         return ()
 
     def target_log_probs(self, h: Tensor, targets: Tensor) -> Tensor:
-        """Returns log p(target) (...) in nats for ``score``, 0 where nothing is predicted.
+        """Returns log p(target) (...) in nats for ``score``, 0 for targets of -100.
 
         Records ``greedy``: ``greedy`` (...) bool, whether a target is the most likely token.
 
         Args:
             h: Normed states (..., D), before the network's ``output_matrix``.
-            targets: int64 (...), -100 where nothing is predicted.
+            targets: Targets (...) int64, or -100 to predict none.
         """
         below = self.config.vocab_size if wants("greedy") else None
         result = token_scores(h, cast(Any, self.network).output_matrix, targets, below)
@@ -247,11 +246,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     # ---- construction
 
     def configure_model(self) -> None:
-        """Builds the network (once), shards it where the strategy asks for it, compiles it.
+        """Builds the network once, shards it if the strategy has a device mesh, and compiles it.
 
         Raises:
-            ValueError: If the strategy shards parameters in a way of its own, or a network that is
-                there already.
+            ValueError: The strategy shards parameters without a device mesh, or the network to be
+                sharded exists already.
         """
         mesh = getattr(self, "_device_mesh", None)
         if self.network is not None:
@@ -269,11 +268,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             )
         self.network = self.build_network().train(self.training)
         dropout = getattr(self.config, "attention_dropout", 0.0)
-        # Published weights bring another one than the config's field.
+        # published weights have their own dropout, whatever the config's field
         dropout = getattr(self.network, "attention_dropout", dropout)
         checkpoint_blocks(self.network, self.config.gradient_checkpointing, dropout)
         if mesh is not None:
-            names = mesh.mesh_dim_names  # Lightning's own have an axis of tensor parallelism
+            names = mesh.mesh_dim_names  # Lightning's meshes have an axis of tensor parallelism
             mesh = mesh["data_parallel"] if "data_parallel" in names else mesh
             dtype = getattr(self.trainer.strategy, "gathered_dtype", None)
             self._sharded = ShardedParameters(
@@ -288,7 +287,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         return self.config.block_size
 
     def check_context(self, length: int) -> None:
-        """Raises ValueError if ``length`` tokens do not fit learned positions."""
+        """Raises a ValueError if ``length`` tokens exceed the learned positions."""
         limit = self.config.position_limit
         if limit is not None and length > limit:
             raise ValueError(
@@ -297,7 +296,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             )
 
     def check_data(self, data: Any) -> None:
-        """Raises ValueError if this model cannot read or score the rows of a data module."""
+        """Raises a ValueError if this model cannot read or score the rows of a data module."""
         rows = getattr(data, "rows", self.reads)
         if rows != self.reads:
             raise ValueError(
@@ -318,7 +317,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     # ---- steps
 
     def _check_batch(self, batch: Any) -> None:
-        """Raises a ValueError that names what a batch of somebody else's DataLoader lacks."""
+        """Raises a ValueError if a batch of any DataLoader lacks the keys that are read."""
         is_dict = isinstance(batch, Mapping)
         if self.reads == "windows" and not (is_dict and "tokens" in batch):
             keys = ", ".join(map(str, batch)) if is_dict else type(batch).__name__
@@ -340,12 +339,12 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if self._sharded is not None:
-            self._evaluates = False  # also of an evaluation that an error has ended
+            self._evaluates = False  # an evaluation may have ended with an error
             return self._sharded.step(self._training_objective, batch)
         return self._training_objective(batch)
 
     def _training_objective(self, batch: Batch) -> Tensor:
-        """Returns the result of ``training_step`` and records means for the log."""
+        """Returns the result of ``training_step``, and adds to the means for the log."""
         output = self.loss(batch)
         objective = self._objective(output, batch)
         nats = output.terms["nll"].sum.detach() + output.sequence_nats
@@ -376,12 +375,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Logs the learning rate, and loss, bits per byte, other terms and statistics of this step.
-
-        They cover all ranks. A row of the log has no value for a mean of nothing, such as
-        the loss of the ends of documents in a step without any.
-        """
-        interval = vars(self.trainer).get("log_every_n_steps")  # copied to the device each time
+        # Logs the learning rate, and this step's loss, bits per byte, other terms and statistics,
+        # over all ranks. An empty mean, such as the loss of document ends in a step without any,
+        # has no value in the log.
+        interval = vars(self.trainer).get("log_every_n_steps")
+        # lr is copied to the device, so it is logged only in steps that are written
         writes = bool(interval and (self.trainer.global_step + 1) % interval == 0)
         if writes:
             self.log("lr", optimizer.param_groups[0]["lr"])
@@ -394,7 +392,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
                 self.log(key, value, prog_bar=name == "loss")
 
     def _unlog(self, key: str) -> None:
-        """Forgets the value of an earlier step, which would be written again."""
+        """Removes the value of an earlier step, which would be written again."""
         for result in self.trainer._results.values() if self.trainer._results else ():
             if result.meta.name == key:
                 result.reset()
@@ -404,9 +402,9 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
-        """Keeps sharded parameters whole on every rank; without sharding does nothing.
+        """Gathers sharded parameters on every rank; without sharding it has no effect.
 
-        All ranks must enter. Inside, each may score, generate and analyse what it likes.
+        All ranks must enter. Inside, each can score, generate and analyse independently.
         """
         if self._sharded is None:
             yield
@@ -420,21 +418,21 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             self._spread()
 
     def _spread(self) -> None:
-        """Frees parts of other ranks, unless they are asked for."""
+        """Frees the shards of other ranks, unless they are still needed."""
         if self._sharded is not None and not (self._gather_depth or self._evaluates):
             self._sharded.spread()
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the weights; sharded ones as they are spread, also amid an evaluation.
+        """Returns the weights, as shards if they are sharded, even during an evaluation.
 
-        They stay so for the optimiser's state; the next ``gathered`` gathers them again.
+        They stay sharded for the optimiser's state; the next ``gathered`` gathers them again.
         """
         if self._sharded is not None:
             self._sharded.spread()
         return super().state_dict(*arguments, **options)
 
     def on_validation_start(self) -> None:
-        # Gathers sharded parameters: ranks may differ in how often they run the network.
+        # Ranks may run the network differently often, so sharded parameters are gathered first.
         if self._sharded is not None:
             self._evaluates = True
             self._sharded.gather()
@@ -468,7 +466,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self._evaluation_step(batch, self.val_metrics)
 
     def on_validation_epoch_end(self) -> None:
-        # Logs val/loss (nats per token), perplexity by its kind, and val/bpb.
+        # Logs val/loss (nats per token), the perplexity of the likelihood's kind, and val/bpb.
         self._evaluation_ends()
         self._log_evaluation(self.val_metrics, "val")
 
@@ -476,7 +474,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self._evaluation_step(batch, self.test_metrics)
 
     def on_test_epoch_end(self) -> None:
-        # Logs test/loss (nats per token), perplexity by its kind, and test/bpb.
+        # Logs test/loss (nats per token), the perplexity of the likelihood's kind, and test/bpb.
         self._evaluation_ends()
         self._log_evaluation(self.test_metrics, "test")
 
@@ -485,23 +483,23 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             return self.score(batch)
 
     def recorded(self, batch: Batch, **consumers: Callable[..., None]) -> Scores:
-        """Returns the scores of a batch, while consumers get what the network records.
+        """Returns the scores of a batch, and passes recorded statistics to consumers.
 
         Args:
-            batch: As ``score`` takes it.
+            batch: Batch, see ``score``.
             **consumers: Functions by the name of the statistic, see ``layers.recording``.
         """
         with self.gathered(), recording(**consumers), self.precision_context(), torch.no_grad():
             return self.score(batch)
 
     def recorded_loss(self, batch: Batch, **consumers: Callable[..., None]) -> LossOutput:
-        """Returns the objective's terms with their graph, while consumers get what is recorded.
+        """Returns the objective's terms with their graph, and passes statistics to consumers.
 
-        Where parameters are sharded the caller holds ``gathered()`` for as long as the graph.
+        If parameters are sharded, the caller must hold ``gathered()`` for as long as the graph.
 
         Args:
-            batch: As ``loss`` takes it.
-            **consumers: See ``recorded``; what they get is part of the graph.
+            batch: Batch, see ``loss``.
+            **consumers: See ``recorded``. Their tensors are part of the graph.
         """
         with (
             self.gathered(),
@@ -512,15 +510,15 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             return self.loss(batch)
 
     def progress(self, schedule: str) -> float:
-        """Returns how much of the schedule is done, in [0, 1]; 1 without a run.
+        """Returns the fraction of the schedule that is done, in [0, 1], or 1 without a run.
 
-        The schedule is as long as the run, or ``optimizer.horizon``.
+        The schedule is as long as the run or, if set, ``optimizer.horizon``.
 
         Args:
-            schedule: Key and value of what needs to know, for the message.
+            schedule: Key and value of the option that follows the schedule, for the message.
 
         Raises:
-            ValueError: If the run has no end.
+            ValueError: The run has no end.
         """
         if self._trainer is None:
             return 1.0
@@ -536,7 +534,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     @property
     def lr(self) -> float:
-        """The highest learning rate of the schedule, which Lightning's LearningRateFinder sets."""
+        """Peak learning rate of the schedule, which Lightning's LearningRateFinder sets."""
         return self.optimizer_config.lr
 
     @lr.setter
@@ -576,10 +574,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clips under bf16 too, where Lightning refuses because the fused optimiser might unscale.
-
-        bf16 has no loss scaler, so there is nothing to unscale.
-        """
+        # Lightning refuses to clip under bf16, because a fused optimiser might unscale gradients;
+        # without a loss scaler there is nothing to unscale.
         plugin = self.trainer.precision_plugin
         if not gradient_clip_val or _has_scaler(self.trainer):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -588,11 +584,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)
 
     def precision_context(self) -> contextlib.AbstractContextManager[None]:
-        """The trainer's autocast, where there is one."""
+        """Returns the trainer's autocast context, or an empty one without a trainer."""
         plugin = None if self._trainer is None else self._trainer.precision_plugin
         return contextlib.nullcontext() if plugin is None else plugin.forward_context()
 
 
 def _has_scaler(trainer: L.Trainer) -> bool:
-    """Whether the loss is scaled (16-mixed): a fused optimiser would clash with clipping."""
+    """Whether the loss is scaled (16-mixed), where a fused optimiser would clash with clipping."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None

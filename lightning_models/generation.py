@@ -1,4 +1,4 @@
-"""The one decode loop of every method, and sampling."""
+"""The decode loop shared by all methods, and sampling."""
 
 import math
 import numbers
@@ -14,11 +14,11 @@ from torch import Tensor
 from lightning_models.runtime import in_eval_mode, on_device, seeded_generator, uncompiled
 
 MOST_SEED = 2**64 - 1
-"""Random streams are told apart by 64 bits of their seed."""
+"""Random streams use 64 bits of their seed."""
 
 
 class Decoder(Protocol):
-    """A model that decodes step by step (see ``LanguageModel`` for the meaning of the steps)."""
+    """A model that decodes step by step, see ``LanguageModel``."""
 
     def init_cache(
         self,
@@ -30,29 +30,29 @@ class Decoder(Protocol):
         """Consumes all but the last token of each right-padded prompt (B, P)."""
 
     def decode_step(self, cache: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Advances each row by one unit of its own work; returns logits (B, V), ready (B,)."""
+        """Advances each row by one unit of work; returns logits (B, V) and ready (B,)."""
 
 
 COLDEST = 1e-30
-"""Temperatures below are greedy: logits divided by them overflow."""
+"""Temperatures below this are treated as greedy, because logits divided by them overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How the next token is chosen.
+    """Options for sampling the next token.
 
     Raises:
-        ValueError: if a value is out of its range.
+        ValueError: A value is out of its range.
     """
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the most likely token."""
+    """Divisor of the logits. With 0 the most likely token is chosen."""
     top_k: int | None = None
-    """Sample among this many most likely tokens only."""
+    """Number of most likely tokens to sample from. By default all are."""
     top_p: float | None = None
-    """Sample among the fewest tokens that together have this probability only."""
+    """Total probability of the smallest set of tokens to sample from. By default all are."""
     seed: int = 0
-    """Row r draws from a stream of (seed, r): results do not depend on batching."""
+    """Seed. Row r draws from a stream of (seed, r), so results do not depend on batching."""
 
     def __post_init__(self) -> None:
         """Checks types, which Python callers may get wrong, and ranges."""
@@ -69,40 +69,40 @@ class SamplingConfig:
         if values["temperature"] < 0:
             raise ValueError(f"temperature ({self.temperature}) must be 0 (greedy) or above")
         for key, value in values.items():
-            object.__setattr__(self, key, value)  # a plain number in place of NumPy's
+            object.__setattr__(self, key, value)  # Python numbers instead of NumPy's
 
 
 def whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """Returns an integer of any type, such as NumPy's, as Python's.
+    """Converts an integer of any type, such as NumPy's, to Python's.
 
     Raises:
-        ValueError: if it is no integer (``True`` is none), or out of its range.
+        ValueError: The value is no integer (bools are none), or out of its range.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} ({value!r}) must be a whole number")
-    number = int(value)
-    if number < least:
-        raise ValueError(f"{name} ({number}) must be at least {least}")
-    if most is not None and number > most:
-        raise ValueError(f"{name} ({number}) must be at most {most}")
-    return number
+    result = int(value)
+    if result < least:
+        raise ValueError(f"{name} ({result}) must be at least {least}")
+    if most is not None and result > most:
+        raise ValueError(f"{name} ({result}) must be at most {most}")
+    return result
 
 
 def finite_number(name: str, value: Any) -> float:
-    """Returns a real number of any type, such as NumPy's, as Python's.
+    """Converts a real number of any type, such as NumPy's, to Python's.
 
     Raises:
-        ValueError: if it is no number (``True`` is none), infinite, NaN or too large for a float.
+        ValueError: The value is no number (bools are none), infinite, NaN or too large for a float.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} ({value!r}) must be a number")
     try:
-        number = float(value)
+        result = float(value)
     except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
+        result = math.inf
+    if not math.isfinite(result):
         raise ValueError(f"{name} ({value}) must be finite, at most {sys.float_info.max:.1g}")
-    return number
+    return result
 
 
 def generate(
@@ -112,16 +112,16 @@ def generate(
     max_new_tokens: int,
     **options: Any,
 ) -> list[list[int]]:
-    """Returns the new token ids of each prompt, a stop token included where one was reached.
+    """Returns the new token ids of each prompt, with the stop token if one was reached.
 
     Args:
-        model: in eval mode.
-        prompts: token ids, at least one a row; rows may differ in length.
-        max_new_tokens: upper bound per row.
-        **options: see ``generate_steps``.
+        model: Model in eval mode.
+        prompts: Token ids of each prompt, at least one; lengths may differ.
+        max_new_tokens: Maximum number of new tokens per row.
+        **options: See ``generate_steps``.
 
     Raises:
-        ValueError: if a prompt is empty.
+        ValueError: A prompt is empty.
     """
     out: list[list[int]] = [[] for _ in prompts]
     for row, token in generate_steps(model, prompts, max_new_tokens=max_new_tokens, **options):
@@ -143,27 +143,29 @@ def generate_steps(
     streams: Sequence[int] | None = None,
     ended: Callable[[int, Sequence[int]], bool] | None = None,
 ) -> Iterator[tuple[int, int]]:
-    """Yields each new token id as it is chosen, with the number of its prompt from 0.
+    """Yields pairs of a prompt's index and its next token id, as soon as the token is chosen.
 
-    Rows that are not ready (a method still thinking) wait for their logits; finished rows leave
-    the batch. Gradients are off inside only. A warning says once if a row outgrows the context of
-    the training, as rotary positions allow; learned ones are refused by the model.
+    Rows that are not ready, because the method is still thinking, wait for their logits; finished
+    rows leave the batch. Gradients are disabled inside only. A row that exceeds the context of
+    training, which rotary positions allow, gives one warning; a model with learned positions raises
+    an error.
 
     Args:
-        model: in eval mode.
-        prompts: token ids, at least one a row; rows may differ in length.
-        max_new_tokens: upper bound per row.
-        sampling: how tokens are chosen.
-        stop_ids: a row ends after any of these tokens.
-        vocab_size: ids from here on (padding of the vocabulary) are never chosen.
-        device: where the model is.
-        first_row: number of the first prompt's random stream, where prompts come in several calls.
-        streams: numbers of the prompts' random streams, where they do not follow each other.
-        ended: tells whether a row ends, from its number and its new token ids; by default only
-            stop tokens end rows.
+        model: Model in eval mode.
+        prompts: Token ids of each prompt, at least one; lengths may differ.
+        max_new_tokens: Maximum number of new tokens per row.
+        sampling: Sampling options.
+        stop_ids: Tokens after which a row ends.
+        vocab_size: Number of ids that may be chosen; the vocabulary's padding comes after them.
+            Defaults to all.
+        device: Device of the model.
+        first_row: Random stream of the first prompt, if prompts come in several calls.
+        streams: Random streams of the prompts. By default they are consecutive.
+        ended: Function of a row's index and its new token ids that returns whether it ends. By
+            default only stop tokens end rows.
 
     Raises:
-        ValueError: if a prompt is empty.
+        ValueError: A prompt is empty.
     """
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("prompts must hold at least one token each; start with the EOS token")
@@ -174,20 +176,20 @@ def generate_steps(
     for row, prompt in enumerate(prompts):
         padded[row, : len(prompt)] = torch.as_tensor(prompt)
     padded = on_device(padded, device)
-    tokens = padded.gather(1, lengths[:, None] - 1)[:, 0]
-    places = range(first_row, first_row + len(prompts)) if streams is None else streams
-    keys = [(sampling.seed, place) for place in places]
+    tokens = padded.gather(1, lengths[:, None] - 1)[:, 0]  # (B,), last tokens of the prompts
+    streams = range(first_row, first_row + len(prompts)) if streams is None else streams
+    keys = [(sampling.seed, stream) for stream in streams]
     cache = model.init_cache(padded, lengths, max_new_tokens, keys)
     limit = getattr(model, "context_limit", None)
-    sampler = Sampler(sampling, places)
+    sampler = Sampler(sampling, streams)
     out: list[list[int]] = [[] for _ in prompts]
-    rows = list(range(len(prompts)))  # which prompt each remaining row belongs to
+    rows = list(range(len(prompts)))  # prompt of each remaining row
     while True:
-        logits, ready = model.decode_step(cache, tokens)
+        logits, ready = model.decode_step(cache, tokens)  # (B, V), (B,)
         if not bool(ready.any()):
             continue
         chosen = sampler.choose(logits[:, :vocab_size], ready, rows)
-        tokens = torch.where(ready, chosen, tokens)
+        tokens = torch.where(ready, chosen, tokens)  # rows that are not ready keep their token
         for row, token, is_ready in zip(rows, tokens.tolist(), ready.tolist(), strict=True):
             if is_ready:
                 if limit is not None and len(prompts[row]) + len(out[row]) > limit:
@@ -211,7 +213,7 @@ def generate_steps(
 
 
 def _warn_past(limit: int) -> None:
-    """Warns that a model reads more than in training; the default filter shows a text once."""
+    """Warns that a model reads more than in training; by default each text is shown once."""
     warnings.warn(
         f"prompt and continuation are longer than the {limit} tokens of the model's training "
         "(block_size), so what is written there was never trained; lower max_new_tokens or "
@@ -221,19 +223,19 @@ def _warn_past(limit: int) -> None:
 
 
 class Sampler:
-    """Chooses tokens from logits, with one random stream a row."""
+    """Samples tokens from logits, with one random stream per row."""
 
     def __init__(self, config: SamplingConfig, streams: Sequence[int]) -> None:
         self.config = config
-        self.generators = [seeded_generator(config.seed, number) for number in streams]
+        self.generators = [seeded_generator(config.seed, stream) for stream in streams]
 
     def choose(self, logits: Tensor, ready: Tensor, rows: Sequence[int]) -> Tensor:
-        """Returns one id a row (B,); only ready rows advance their stream.
+        """Returns one id per row (B,) int64; only ready rows advance their stream.
 
         Args:
-            logits: (B, V).
-            ready: (B,) bool; what is returned for other rows means nothing.
-            rows: the stream each row draws from.
+            logits: Logits (B, V).
+            ready: Mask of the rows to sample (B,) bool. Ids of other rows are arbitrary.
+            rows: Index of the stream of each row.
         """
         if self.config.temperature < COLDEST:
             return logits.argmax(dim=-1)
@@ -245,10 +247,11 @@ class Sampler:
             for row, flag in zip(rows, flags, strict=True)
         ]
         ids, cumulative = self._distribution(logits)
-        level = on_device(draws, logits.device, torch.float64) * cumulative[:, -1]
-        place = torch.searchsorted(cumulative, level[:, None], right=True)
-        place = place.clamp(max=cumulative.shape[1] - 1)
-        return ids.gather(1, place)[:, 0]
+        # inverse CDF; scaled by the total, which top_p makes less than 1
+        level = on_device(draws, logits.device, torch.float64) * cumulative[:, -1]  # (B,)
+        index = torch.searchsorted(cumulative, level[:, None], right=True)
+        index = index.clamp(max=cumulative.shape[1] - 1)
+        return ids.gather(1, index)[:, 0]
 
     def _distribution(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns ids (B, k), most likely first, and their cumulative probabilities, float64."""
@@ -258,7 +261,7 @@ class Sampler:
         probabilities = top.softmax(dim=-1)
         cumulative = probabilities.cumsum(dim=-1)
         if config.top_p is not None:
-            before = cumulative - probabilities
+            before = cumulative - probabilities  # the token that reaches top_p is kept
             probabilities = probabilities.masked_fill(before >= config.top_p, 0.0)
             cumulative = probabilities.cumsum(dim=-1)
         return ids, cumulative
@@ -271,10 +274,10 @@ def written_text(tokenizer: Any, ids: Sequence[int], *, begins: bool = False) ->
     """Returns the text of new token ids, without stop tokens.
 
     Args:
-        tokenizer: the data's tokenizer.
-        ids: what a model has written.
-        begins: whether the text begins a document. Elsewhere it goes on with the prompt, and a
-            space at its beginning is part of it.
+        tokenizer: The data's tokenizer.
+        ids: Token ids that a model has generated.
+        begins: Whether the text begins a document. Otherwise it continues the prompt, and a space
+            at its beginning is part of it.
     """
     kept = [i for i in ids if i not in tokenizer.stop_ids]
     text: str = (tokenizer.decode if begins else tokenizer.decode_continuation)(kept)
@@ -282,13 +285,13 @@ def written_text(tokenizer: Any, ids: Sequence[int], *, begins: bool = False) ->
 
 
 _LOOK_BACK = 16
-"""Tokens decoded together to look for a stop text; more where one has more characters."""
+"""Number of tokens decoded to find a stop text, or the bytes of the longest one if more."""
 
 
 def stops_at(
     tokenizer: Any, stops: Sequence[Sequence[str]], begins: Sequence[bool]
 ) -> Callable[[int, Sequence[int]], bool]:
-    """Returns the ``ended`` of ``generate_steps`` for rows that end at texts.
+    """Returns the ``ended`` function of ``generate_steps`` for rows that end at stop texts.
 
     Args:
         tokenizer: The data's tokenizer.
@@ -297,10 +300,10 @@ def stops_at(
     """
 
     def ended(row: int, ids: Sequence[int]) -> bool:
-        """Whether the latest token has completed a stop text (of bytes one character each)."""
+        """Whether the latest token has completed a stop text."""
         if not stops[row]:
             return False
-        longest = max(len(stop.encode()) for stop in stops[row])
+        longest = max(len(stop.encode()) for stop in stops[row])  # a token may be a single byte
         latest = ids[-max(_LOOK_BACK, longest) :]
         whole = begins[row] and len(latest) == len(ids)
         text = written_text(tokenizer, latest, begins=whole)
@@ -315,7 +318,7 @@ def cut_before(text: str, stops: Sequence[str]) -> str:
 
 
 class ContinuesText:
-    """Mixed into ``LanguageModel``: writes with the model's ``init_cache`` and ``decode_step``."""
+    """Mixin of ``LanguageModel`` that generates with its ``init_cache`` and ``decode_step``."""
 
     def generate_text(
         self,
@@ -328,19 +331,18 @@ class ContinuesText:
         stop: Sequence[str] = (),
         **sampling: Any,
     ) -> list[str]:
-        """Returns a continuation of each prompt (an empty prompt starts a document).
+        """Returns a continuation of each prompt; an empty prompt starts a document.
 
-        Submodules return to the modes they were in; the global random state is left alone.
+        Training modes of submodules and the global random state are unchanged.
 
         Args:
-            prompts: texts.
-            tokenizer: the data's tokenizer (``datamodule.tokenizer``).
-            max_new_tokens: upper bound on each continuation, in tokens.
-            first_row: number of the first prompt's random stream, where prompts come in several
-                calls.
-            streams: as ``generate_steps`` has it.
+            prompts: Texts to continue.
+            tokenizer: The data's tokenizer (``datamodule.tokenizer``).
+            max_new_tokens: Maximum number of tokens of each continuation.
+            first_row: See ``generate_steps``.
+            streams: See ``generate_steps``.
             stop: Texts that end a continuation, which is cut before the first one.
-            **sampling: fields of ``SamplingConfig``: temperature, top_k, top_p, seed.
+            **sampling: Fields of ``SamplingConfig``: temperature, top_k, top_p, seed.
         """
         begins = [not prompt for prompt in prompts]
         rows = self.generate_ids(
@@ -367,22 +369,21 @@ class ContinuesText:
         ended: Callable[[int, Sequence[int]], bool] | None = None,
         **sampling: Any,
     ) -> list[list[int]]:
-        """Returns the new token ids of each prompt, a stop token included where one was reached.
+        """Returns the new token ids of each prompt, with the stop token if one was reached.
 
-        Submodules return to the modes they were in; the global random state is left alone.
+        Training modes of submodules and the global random state are unchanged.
 
         Args:
-            prompts: token ids, at least one each.
-            tokenizer: the data's tokenizer, which has the stop tokens and the size of the
-                vocabulary.
-            max_new_tokens: as ``generate_text`` has it.
-            first_row: as ``generate_text`` has it.
-            streams: as ``generate_steps`` has it.
-            ended: as ``generate_steps`` has it.
-            **sampling: as ``generate_text`` has it.
+            prompts: Token ids of each prompt, at least one.
+            tokenizer: The data's tokenizer, with the stop tokens and the size of the vocabulary.
+            max_new_tokens: Maximum number of tokens of each continuation.
+            first_row: See ``generate_steps``.
+            streams: See ``generate_steps``.
+            ended: See ``generate_steps``.
+            **sampling: Fields of ``SamplingConfig``.
 
         Raises:
-            ValueError: if a prompt is empty.
+            ValueError: A prompt is empty.
         """
         model: Any = self
         with (

@@ -1,4 +1,4 @@
-"""Memory that networks and batches need, known before any of it is allocated."""
+"""Memory that networks and batches need, computed before it is allocated."""
 
 import contextlib
 import copy
@@ -16,19 +16,19 @@ import torch
 from torch.nn.modules import module as hooks
 
 MOST_TENSORS = 20_000
-"""Weight tensors of a network; a network of 1,000 layers has about 10,000."""
+"""Maximum number of weight tensors of a network; one of 1,000 layers has about 10,000."""
 USUAL = 1024
-"""Stands in for the default of a size that has none."""
+"""Default of sizes that have none."""
 
 GPT2_VOCABULARY = 50_257
 
 
 class TooLargeError(ValueError):
-    """A network or a batch that memory cannot hold, or that would take forever to build."""
+    """Raised for a network or batch that does not fit in memory, or takes too long to build."""
 
 
 def host_memory() -> int:
-    """Returns the bytes of memory of this host, or of the process's cgroup if that has less."""
+    """Returns the memory in bytes of this host, or of the process's cgroup if that has less."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -38,17 +38,17 @@ def host_memory() -> int:
                 root, file = root / "memory", "memory.limit_in_bytes"
             group = root / name.lstrip("/")
             for folder in (group, *group.parents):
-                with contextlib.suppress(OSError, ValueError):  # 'max', or another container's
+                with contextlib.suppress(OSError, ValueError):  # 'max', or a hidden folder
                     sizes.append(int((folder / file).read_text()))
     return min(sizes)
 
 
 def largest(values: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """Returns the name and value of the size that is largest against its usual value.
+    """Returns the name and value of the size that exceeds its default by the largest factor.
 
     Args:
-        values: Numbers by name; others are left out.
-        usual: Their defaults; ``USUAL`` where there is none.
+        values: Values by name, of which only integers count.
+        usual: Defaults by name; sizes without one have ``USUAL``.
     """
 
     def ratio(key: str) -> float:
@@ -65,14 +65,14 @@ def _is_size(value: Any) -> bool:
 
 
 def check_layers(values: Mapping[str, Any], prefix: str) -> None:
-    """Checks numbers of layers, which even their names take too long to list.
+    """Checks numbers of layers that are so large that even listing the layers takes too long.
 
     Args:
-        values: A network's config, mappings within it included.
-        prefix: What names of fields begin with in messages.
+        values: A network's config, which may be nested.
+        prefix: Prefix of field names in messages.
 
     Raises:
-        TooLargeError: If one is above ``MOST_TENSORS``.
+        TooLargeError: A number of layers is above ``MOST_TENSORS``.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -83,13 +83,14 @@ def check_layers(values: Mapping[str, Any], prefix: str) -> None:
 
 @contextlib.contextmanager
 def bounded_weights(most: float) -> Iterator[None]:
-    """Stops the building of modules, on the meta device best, once it is plain they do not fit.
+    """Stops the construction of modules that do not fit, best used on the meta device.
 
     Args:
-        most: Bytes. Building stops at twice as many: it may register tensors that it replaces.
+        most: Maximum size in bytes. Construction stops at twice this size, because it may register
+            tensors that it replaces later.
 
     Raises:
-        TooLargeError: If modules register more tensors than ``MOST_TENSORS``, or more bytes.
+        TooLargeError: Modules register more tensors than ``MOST_TENSORS``, or more bytes.
     """
     tensors, size = 0, 0
 
@@ -114,18 +115,18 @@ def bounded_weights(most: float) -> Iterator[None]:
 
 
 def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
-    """Returns the bytes of a model's network, which is built on the meta device.
+    """Returns the size in bytes of a model's network, by building it on the meta device.
 
-    A network that reads values of its tensors cannot be built there. Its size is 0, with a warning.
+    A network that reads its tensors' values cannot be built there. It has size 0, with a warning.
 
     Args:
-        model: A ``LanguageModel`` without a network, which gets none here.
-        memory: Bytes for the weights of one process.
-        share: Processes that hold one copy together.
+        model: A ``LanguageModel`` without a network, which is not changed.
+        memory: Memory in bytes for the weights of one process.
+        share: Number of processes that share one copy of the weights.
 
     Raises:
-        TooLargeError: If the weights do not fit; the message names the option to change.
-        Exception: Whatever building the real network would raise.
+        TooLargeError: The weights do not fit. The message names the option to change.
+        Exception: Any error of building the real network.
     """
     config = dataclasses.asdict(model.config)
     check_layers(config, "model.config.")
@@ -143,7 +144,7 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
             raise TooLargeError(f"the network has {as_gib(size)} of weights")
     except (TooLargeError, RuntimeError, TypeError, OverflowError) as error:
         too_large = isinstance(error, TooLargeError)
-        if too_large or "overflow" in str(error):  # torch, of sizes beyond int64
+        if too_large or "overflow" in str(error):  # torch's error for sizes beyond int64
             reason = str(error) if too_large else "its weights overflow"
             each = f" for each of {share} processes" if share > 1 else ""
             option, cure = _largest_option(config, type(model.config))
@@ -162,13 +163,13 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
 
 
 def check_batch(data: Any) -> None:
-    """Checks that the token ids of one batch fit the memory of the host.
+    """Checks that the token ids of one batch fit in the host's memory.
 
     Args:
         data: A data module.
 
     Raises:
-        TooLargeError: If they do not; the message names the size to lower.
+        TooLargeError: They do not fit. The message names the size to lower.
     """
     usual = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
     sizes = {key: getattr(data, key, 0) for key in usual}
@@ -182,8 +183,8 @@ def check_batch(data: Any) -> None:
 
 
 def _largest_option(config: Mapping[str, Any], cls: Any) -> tuple[str, str]:
-    """Returns the option that makes a network large, with its value, and the cure."""
-    # a backbone from elsewhere decides the sizes; the config's fields of sizes are ignored then
+    """Returns the option that makes a network too large, with its value, and the cure."""
+    # the sizes come from a published backbone, and the config's size fields are ignored
     if config.get("architecture") is not None:
         return "model.config.architecture", "lower its sizes, or take a machine with more memory"
     if config.get("backbone") is not None:

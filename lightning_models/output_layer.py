@@ -342,33 +342,34 @@ def token_scores(
     vocab_size: int | None = None,
     count: int | None = None,
 ) -> TargetScores:
-    """Scores targets under logits ``h weight^T``, from one product of the states that have one.
+    """Scores targets under logits ``h weight^T``, computed only for states with a target.
 
-    Records ``logits``: ``logits`` (n, V) of the next targets in order, to be copied: they are
-    changed.
+    Records ``logits``: ``logits`` (n, V) of the next targets in order. They are overwritten
+    afterwards, so consumers must copy them.
 
     Args:
         h: Normed states (..., D).
         weight: Output matrix (V, D).
-        targets: int64 (...), -100 where nothing is predicted.
-        vocab_size: Ids from here on (padding of the vocabulary) are never chosen; None skips the
-            greedy choice.
-        count: Number of targets, where the host knows it; None waits for the device to count them.
+        targets: Targets (...) int64, or -100 to score none.
+        vocab_size: Number of ids that may be chosen; the vocabulary's padding comes after them. By
+            default the greedy choice is skipped.
+        count: Number of targets, if the host knows it. By default the device counts them, with a
+            synchronisation.
     """
     flat, wanted, dtype = h.reshape(-1, h.shape[-1]), targets.reshape(-1), product_dtype(h)
-    places = _scored_places(wanted, count)
-    states, matrix, index = flat[places].to(dtype), weight.to(dtype), wanted[places]
-    found = h.new_empty(len(places), dtype=torch.promote_types(dtype, torch.float32))
+    scored = _scored_positions(wanted, count)  # (n,), indices in flat targets
+    states, matrix, index = flat[scored].to(dtype), weight.to(dtype), wanted[scored]
+    result = h.new_empty(len(scored), dtype=torch.promote_types(dtype, torch.float32))
     is_greedy = None if vocab_size is None else torch.empty_like(index, dtype=torch.bool)
-    for rows in row_chunks(len(places), weight.device):
+    for rows in row_chunks(len(scored), weight.device):
         chunk = logits(states[rows], matrix)  # (n, V)
         if is_greedy is not None:
             is_greedy[rows] = chunk[:, :vocab_size].argmax(dim=-1) == index[rows]
-        record("logits", logits=chunk)  # before the softmax takes their place
-        found[rows] = -_softmax(chunk, index[rows])[2]
-        del chunk  # before the next chunk's logits are there
-    log_prob = _spread(found, places, targets.shape)
-    greedy = None if is_greedy is None else _spread(is_greedy, places, targets.shape)
+        record("logits", logits=chunk)  # before the softmax overwrites them
+        result[rows] = -_softmax(chunk, index[rows])[2]
+        del chunk  # frees the memory before the next chunk's logits are computed
+    log_prob = _spread(result, scored, targets.shape)
+    greedy = None if is_greedy is None else _spread(is_greedy, scored, targets.shape)
     return TargetScores(log_prob, greedy)
 
 
@@ -383,44 +384,45 @@ def mixture_scores(
 ) -> TargetScores:
     """Scores targets (tokens,) under mixtures of several states' distributions.
 
-    The mixture is the one of ``linear_mixture_cross_entropy``, whose arguments these are. Only
-    states of tokens that have a target are multiplied. Records ``logits``, see ``token_scores``:
-    the logarithms of the mixed distributions.
+    The mixture and the arguments are as in ``linear_mixture_cross_entropy``. Logits are computed
+    only for states of tokens with a target. Records ``logits``, see ``token_scores``: the
+    logarithms of the mixed distributions.
 
     Args:
-        h: Normed states (N, D), the states of one token next to each other.
+        h: Normed states (N, D), grouped by token.
         weight: Output matrix (V, D).
         log_scores: Log P of each state (N,).
-        owner: int64 (N,), the token of each state, never decreasing.
-        targets: int64 (tokens,), -100 where nothing is predicted.
-        vocab_size: Ids from here on are never chosen; None skips the greedy choice.
+        owner: The token of each state (N,) int64, non-decreasing.
+        targets: Targets (tokens,) int64, or -100 to score none.
+        vocab_size: Number of ids that may be chosen. By default the greedy choice is skipped.
     """
-    kept, dtype = _scored_places(targets[owner]), product_dtype(h)
-    place, number = owner[kept], len(targets)
-    states, matrix, index = h[kept].to(dtype), weight.to(dtype), targets[place]
+    kept, dtype = _scored_positions(targets[owner]), product_dtype(h)
+    owner, count = owner[kept], len(targets)
+    states, matrix, index = h[kept].to(dtype), weight.to(dtype), targets[owner]
     scores = log_scores[kept].to(torch.promote_types(dtype, torch.float32))
-    own, prior = torch.empty_like(scores), segment_logsumexp(scores, place, number)
+    # log p(target) of each state alone, and the log of the sum of P over each token's states
+    state_log_prob, prior = torch.empty_like(scores), segment_logsumexp(scores, owner, count)
     greedy = None if vocab_size is None else torch.zeros_like(targets, dtype=torch.bool)
-    for rows, whole in _state_chunks(place, whole_tokens=greedy is not None):
+    for rows, whole in _state_chunks(owner, whole_tokens=greedy is not None):
         weights, mass, losses = _softmax(logits(states[rows], matrix), index[rows])
-        own[rows] = -losses
+        state_log_prob[rows] = -losses
         if greedy is not None and whole is not None:
             tokens, inner = whole
-            shares = (scores[rows] - prior[place[rows]]).exp()
+            shares = (scores[rows] - prior[owner[rows]]).exp()
             weights.mul_(shares[:, None] / mass)  # (n, V), P_j softmax(h_j weight^T) / sum_j P_j
             mixed = weights.new_zeros(len(tokens), weights.shape[1]).index_add_(0, inner, weights)
             greedy[tokens] = mixed[:, :vocab_size].argmax(dim=-1) == targets[tokens]
-        del weights  # before the next chunk's logits are there
+        del weights  # frees the memory before the next chunk's logits are computed
     if wants("logits"):
-        log_shares = scores - prior[place]
-        for rows, whole in _state_chunks(place, whole_tokens=True):
+        log_shares = scores - prior[owner]
+        for rows, whole in _state_chunks(owner, whole_tokens=True):
             assert whole is not None
             each = logits(states[rows], matrix).log_softmax(dim=-1) + log_shares[rows, None]
             tokens, inner = whole  # (n,), and the index in it of each state's token
             each = each.t()  # (V, states)
             mixed = segment_logsumexp(each, inner.expand_as(each), len(tokens))  # (V, n)
             record("logits", logits=mixed.t())
-    log_prob = segment_logsumexp(scores + own, place, number) - prior
+    log_prob = segment_logsumexp(scores + state_log_prob, owner, count) - prior
     return TargetScores(torch.where(targets == IGNORE_INDEX, 0.0, log_prob), greedy)
 
 
@@ -440,13 +442,13 @@ def _state_chunks(
         yield rows, (tokens[first : first + count], dense[rows] - first)
 
 
-def _scored_places(targets: Tensor, count: int | None = None) -> Tensor:
+def _scored_positions(targets: Tensor, count: int | None = None) -> Tensor:
     """Returns the indices (n,) of the positions with a target among flat targets (N,).
 
-    Without ``count`` this synchronises with the device, once for a batch whose scores the host
-    reads next anyway. In return most logits of a task are never computed: a chunk of 2,048 rows at
-    50,257 entries has 0.4 GB, which five kernels read or write. A method that scores in many calls
-    a batch counts on the host.
+    Without ``count`` this synchronises with the device, once per batch, whose scores the host reads
+    next anyway. In return most logits of a task are never computed: a chunk of 2,048 rows at 50,257
+    entries has 0.4 GB, which five kernels read or write. A method with many calls per batch should
+    count on the host.
     """
     predicted = targets != IGNORE_INDEX
     if count is None:

@@ -172,18 +172,18 @@ class StageMetrics(nn.Module):
         if num_bytes is not None:
             self.per_byte.update(nats if all_nats is None else all_nats, num_bytes)
 
-    def values(self, kind: str) -> dict[str, Tensor]:
+    def values(self, likelihood: str) -> dict[str, Tensor]:
         """Returns loss (nats per token), perplexity named by kind of likelihood, and bpb if known.
 
         For a lower bound or an estimate, includes the parts ``nll/token`` and ``kl/token``, and for
         a bound ``elbo/token``.
         """
         loss = self.per_token.compute()
-        values = {"loss": loss, PERPLEXITY_NAMES[kind]: loss.exp()}
-        if kind in ("lower_bound", "estimate"):
+        values = {"loss": loss, PERPLEXITY_NAMES[likelihood]: loss.exp()}
+        if likelihood in ("lower_bound", "estimate"):
             divergence = self.of_sequences.compute()
             values |= {"nll/token": loss - divergence, "kl/token": divergence}
-        if kind == "lower_bound":
+        if likelihood == "lower_bound":
             values["elbo/token"] = -loss
         if self.per_byte.update_count:
             values["bpb"] = self.per_byte.compute() / math.log(2)
@@ -272,7 +272,7 @@ def objective(
         device: Device of the terms.
 
     Raises:
-        ValueError: If a term names a normaliser that the batch does not have.
+        ValueError: A term names a normaliser that the batch does not have.
     """
     total = torch.zeros((), device=device)
     for name, term in output.terms.items():

@@ -1,10 +1,9 @@
-"""Recipes: the plain values that rebuild an object, what they may name, and the way back.
+"""Recipes: plain values that rebuild an object, checked before they are used.
 
-A checkpoint's recipe is data from somebody else. No parser of a command line ever sees its values:
-they are checked against the types that constructors declare, and typed options are laid over them
-(`recipe_options`).
-Classes are looked up in this project's packages and in those that the user has named
-(`import_packages`), and in no other.
+A checkpoint's recipe is untrusted data. Its values never pass through a command-line parser: they
+are checked against the types that constructors declare, and options from the command line replace
+them afterwards (`recipe_options`). Classes are looked up only in this project's packages and in
+packages named by the user (`import_packages`).
 """
 
 import contextlib
@@ -22,18 +21,18 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 BASES = {"model": "lightning_models.LanguageModel", "data": "datamodules.LanguageDataModule"}
-"""What the two recipes of a checkpoint rebuild."""
+"""Base classes of the objects that a checkpoint's two recipes rebuild."""
 OWN_PACKAGES = ("lightning_models", "datamodules")
 PACKAGES_HELP = (
-    "Packages to import first, where the model or the data are classes of your own. What a "
-    "checkpoint names is looked up in this project and in these; everything else is refused."
+    "Packages to import first, if the model or the data are your classes. Classes named by a "
+    "checkpoint are looked up in this project and in these packages; all others are refused."
 )
 _trusted: set[str] = set(OWN_PACKAGES)
 _trusted_classes: set[str] = set()
 
 
 def as_dataclass(value: Any, cls: Any) -> Any:
-    """Returns plain dicts, as checkpoints hold them, as the dataclass they were, fields too."""
+    """Converts nested dicts, as checkpoints hold them, to a dataclass; returns others unchanged."""
     if not (isinstance(value, Mapping) and dataclasses.is_dataclass(cls)):
         return value
     hints = get_type_hints(cls)
@@ -42,7 +41,7 @@ def as_dataclass(value: Any, cls: Any) -> Any:
 
 
 def yaml_values(value: Any) -> Any:
-    """Returns a value as what YAML and JSON know."""
+    """Converts a value to types that YAML and JSON represent."""
     if isinstance(value, Mapping):
         return {str(key): yaml_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -51,7 +50,7 @@ def yaml_values(value: Any) -> Any:
 
 
 def public_path(cls: type) -> str:
-    """Returns the shortest import path of a class, by the package which re-exports it if any."""
+    """Returns the shortest import path of a class, through a package that re-exports it if any."""
     parts = cls.__module__.split(".")
     packages = (".".join(parts[:end]) for end in range(1, len(parts)))
     exports = (p for p in packages if getattr(sys.modules.get(p), cls.__name__, None) is cls)
@@ -62,73 +61,72 @@ def public_path(cls: type) -> str:
 
 
 def trust(classes: Iterable[str]) -> None:
-    """Lets recipes name these classes, by just these dotted paths; short names are ignored."""
+    """Allows recipes to name these classes by exactly these dotted paths; ignores short names."""
     _trusted_classes.update(name for name in classes if "." in name)
 
 
 def split_names(text: str) -> list[str]:
-    """Returns the names in a list as it is typed, with commas and maybe in brackets, each once."""
+    """Splits a comma-separated list, with or without brackets, into its distinct names."""
     names = (name.strip("[]'\" ") for name in text.split(","))
     return list(dict.fromkeys(name for name in names if name))
 
 
 def import_packages(names: str | Sequence[str]) -> None:
-    """Imports packages of the user's, whose classes recipes may then name.
+    """Imports the user's packages, whose classes recipes may then name.
 
     Args:
-        names: Their names; text is a list as it is typed.
+        names: Names of the packages, or text with a comma-separated list.
 
     Raises:
-        ValueError: If one is not installed.
+        ValueError: A package is not installed.
     """
     names = split_names(names) if isinstance(names, str) else names
     for name in names:
         try:
             importlib.import_module(name)
-        except (ImportError, TypeError, ValueError) as error:  # a relative name, for one
+        except (ImportError, TypeError, ValueError) as error:  # e.g. for a relative name
             raise ValueError(f"packages: cannot import {name!r} ({error})") from error
     _trusted.update(names)
 
 
 def resolve_class(class_path: Any, base: type) -> Any:
-    """Returns the class of a path.
+    """Returns the class at a path.
 
-    One whose file no longer has it is looked up among what its package exports.
+    A class that has moved to another file is looked up in the exports of its top-level package.
 
     Args:
         class_path: The class path in a recipe.
-        base: The class that it must derive from.
+        base: The required base class.
 
     Raises:
-        ValueError: If it is not of this project's packages or of those that the user has named, is
-            not found there, or does not derive from ``base``. Nothing has been imported then but
-            modules of those packages.
+        ValueError: The class is not in this project's packages or a package named by the user, or
+            does not derive from ``base``. No modules of other packages have been imported.
     """
     path = class_path if isinstance(class_path, str) else ""
     module_path, _, name = path.rpartition(".")
-    asked = shown(class_path)
+    quoted = shown(class_path)
     if path not in _trusted_classes and not any(f"{path}.".startswith(f"{p}.") for p in _trusted):
         raise ValueError(
-            f"the class {asked} is of no package named so far, and importing it could run any "
+            f"the class {quoted} is of no package named so far, and importing it could run any "
             f"code. If it is yours, name its package: --packages {shown(module_path or class_path)}"
         )
     hidden = any(part.startswith("_") for part in module_path.split("."))
-    places = [] if hidden else [_import(module_path), _import(module_path.partition(".")[0])]
-    result = next((cls for place in places if (cls := getattr(place, name, None))), None)
+    modules = [] if hidden else [_import(module_path), _import(module_path.partition(".")[0])]
+    result = next((cls for module in modules if (cls := getattr(module, name, None))), None)
     if not isinstance(result, type):
         raise ValueError(
-            f"the class {asked} is not known to this version; it must be exported by "
+            f"the class {quoted} is not known to this version; it must be exported by "
             f"{', '.join(OWN_PACKAGES)}, or by a package named with --packages"
         )
     if not issubclass(result, base):
-        raise ValueError(f"the class {asked} is not a {base.__name__}, so it is not built")
+        raise ValueError(f"the class {quoted} is not a {base.__name__}, so it is not built")
     return result
 
 
 def _import(module_path: str) -> Any:
     try:
         return importlib.import_module(module_path)
-    except (ModuleNotFoundError, ValueError):  # ValueError: of an empty name
+    except (ModuleNotFoundError, ValueError):  # ValueError is raised for an empty name
         return None
 
 
@@ -136,25 +134,25 @@ def _import(module_path: str) -> Any:
 
 
 def complete(recipe: Any, role: Literal["model", "data"]) -> dict[str, Any]:
-    """Returns a checked recipe, its dataclasses with the defaults of fields that it leaves out.
+    """Checks a recipe, and fills in the defaults of its dataclasses' missing fields.
 
     Args:
-        recipe: ``class_path`` and ``init_args``.
-        role: The entry of ``BASES`` that it rebuilds.
+        recipe: A mapping of ``class_path`` and ``init_args``.
+        role: Key in ``BASES`` of the object that it rebuilds.
 
     Raises:
-        ValueError: If a class is refused (`resolve_class`), or a value is not of the type that its
-            parameter declares; the message names the key.
+        ValueError: A class is refused (`resolve_class`), or a value does not have the declared type
+            of its parameter. The message names the key.
     """
     package, _, name = BASES[role].rpartition(".")
     return _object(recipe, getattr(importlib.import_module(package), name), role)
 
 
 def build(recipe: Mapping[str, Any], base: type) -> Any:
-    """Builds the object of a recipe that `complete` has checked.
+    """Builds the object of a recipe checked by `complete`.
 
     Raises:
-        ValueError: If its class is refused, or refuses the arguments.
+        ValueError: The class is refused, or refuses the arguments.
     """
     cls = resolve_class(recipe.get("class_path"), base)
     try:
@@ -164,7 +162,7 @@ def build(recipe: Mapping[str, Any], base: type) -> Any:
 
 
 class MisfitError(ValueError):
-    """A class has no such argument, or the value is not of the type that it declares."""
+    """Raised if a class has no such argument, or the value does not have its declared type."""
 
 
 _quoted = reprlib.Repr()
@@ -172,19 +170,19 @@ _quoted.maxstring = 80
 
 
 def shown(name: Any) -> str:
-    """Returns a name that a checkpoint gives for a message: as it is if it may be one, or quoted.
+    """Returns a name from a checkpoint for a message, quoted if it is no valid name.
 
-    Quoted text is cut and its control characters are escaped, which could forge other lines.
+    Quoted text is cut, and its control characters are escaped, as they could forge other lines.
     """
     is_name = isinstance(name, str) and name.replace(".", "_").isidentifier()
     return name if is_name else _quoted.repr(name)
 
 
 def complete_arguments(arguments: Any, cls: type, key: str) -> dict[str, Any]:
-    """Returns plain init arguments of a class, or fields of a dataclass, see `complete`.
+    """Checks plain init arguments of a class, or fields of a dataclass, see `complete`.
 
     Raises:
-        MisfitError: If one is not known, or not of the type that its parameter declares.
+        MisfitError: An argument is unknown, or does not have its declared type.
     """
     hints = argument_types(cls)
     if not isinstance(arguments, Mapping):
@@ -202,7 +200,7 @@ def complete_arguments(arguments: Any, cls: type, key: str) -> dict[str, Any]:
 
 
 def _object(recipe: Any, base: type, key: str) -> dict[str, Any]:
-    """Returns the recipe of an object of type ``base``, see `complete`."""
+    """Checks the recipe of an object of type ``base``, see `complete`."""
     if not isinstance(recipe, Mapping) or set(recipe) - {"class_path", "init_args"}:
         raise _refused(key, recipe, "a mapping of class_path and init_args")
     cls = resolve_class(recipe.get("class_path"), base)
@@ -211,9 +209,10 @@ def _object(recipe: Any, base: type, key: str) -> dict[str, Any]:
 
 
 def argument_owners(cls: type) -> dict[str, Any]:
-    """Returns the ``__init__`` that declares each argument of ``cls(...)``, by name.
+    """Returns the ``__init__`` that declares each argument of ``cls(...)``, by argument name.
 
-    ``**kwargs`` lead to the base classes. Names that no ``__init__`` declares are no arguments.
+    With ``**kwargs``, the ``__init__`` of the base classes are searched too. Names that none of
+    them declares are no arguments.
     """
     owners: dict[str, Any] = {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -237,7 +236,7 @@ _PLAIN = (str, int, float, bool, types.NoneType, list, tuple, dict)
 
 
 def checked_value(value: Any, hint: Any, key: str) -> Any:
-    """Returns a plain value of a declared type, see `complete`."""
+    """Checks that a plain value has a declared type, see `complete`, and returns it."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for choice in arguments:
@@ -263,13 +262,13 @@ def checked_value(value: Any, hint: Any, key: str) -> Any:
 
 
 def takes_recipe(hint: Any, value: Any) -> bool:
-    """Whether a parameter of this type takes an object, and the value may be its recipe."""
+    """Whether a parameter of this type is an object, and the value may be its recipe."""
     builds = isinstance(hint, type) and hint not in _PLAIN and not issubclass(hint, os.PathLike)
     return builds and not dataclasses.is_dataclass(hint) and isinstance(value, Mapping)
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value is a number, text or a container of the class; nothing is converted."""
+    """Whether a value is a number, text or container of this type, without conversion."""
     if isinstance(value, bool):
         return hint is bool
     if isinstance(hint, type) and issubclass(hint, os.PathLike):
@@ -285,11 +284,11 @@ def _refused(key: str, value: Any, expected: Any) -> MisfitError:
 # ---- programs in messages
 
 SCRIPTS = {"evaluate.py": "latent-evaluate", "train.py": "latent-train"}
-"""Names of the installed scripts, by the files that do the same."""
+"""Names of the installed scripts by file."""
 
 
 def as_started(text: str) -> str:
-    """Returns text that calls programs as this one was called: by file, or as installed scripts."""
+    """Adapts command lines in a text to how this program was called, by file or by script name."""
     if Path(sys.argv[0]).name in SCRIPTS.values():
         for file, script in SCRIPTS.items():
             text = re.sub(rf"(?<![\w/])(python )?{re.escape(file)}", script, text)

@@ -1,6 +1,6 @@
-"""Kernels, random generators with keys, gradients in evaluation, checkpointing, sharded parameters.
+"""Kernels, keyed random generators, gradients in evaluation, checkpointing, sharded parameters.
 
-A generator's stream depends on what it is for, not on what was drawn before.
+A generator's stream depends on its key, not on earlier draws.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ MatmulPrecision = Literal["highest", "high", "medium"]
 MATMUL_PRECISION_HELP = (
     "Products of float32 matrices: highest in float32; high in TF32, several times faster on GPUs "
     "since Ampere, with relative errors up to 1e-3; medium in bf16. Products under autocast "
-    "(bf16-mixed) stay as they are."
+    "(bf16-mixed) are not affected."
 )
 CUDNN_ATTENTION_HELP = (
-    "Whether attention may take cuDNN's kernels, which PyTorch prefers on recent GPUs. They plan "
-    "anew for each shape and, before cuDNN 9.26, have nan gradients with masks; of use to methods "
-    "of one shape without masks."
+    "Whether attention may use cuDNN's kernels, which PyTorch prefers on recent GPUs. They are "
+    "planned again for each shape and, before cuDNN 9.26, have nan gradients with masks, so they "
+    "suit methods with one shape and no masks."
 )
 
 
 def choose_kernels(
     matmul_precision: MatmulPrecision | None = None, *, cudnn_attention: bool = False
 ) -> None:
-    """Sets which kernels this process takes; train.py, evaluate.py and benchmarks begin with it.
+    """Selects the kernels of this process; train.py, evaluate.py and benchmarks call it first.
 
     Args:
-        matmul_precision: Precision of products of float32 matrices. None leaves it unchanged.
-        cudnn_attention: Whether scaled_dot_product_attention may take the kernels of cuDNN.
+        matmul_precision: Precision of float32 matrix products. By default it is unchanged.
+        cudnn_attention: Whether scaled_dot_product_attention may use cuDNN's kernels.
     """
     torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
     if matmul_precision is not None:
@@ -52,15 +52,15 @@ def choose_kernels(
 
 @functools.cache
 def note_busy_cores() -> None:
-    """Says on stderr, once, what to set where more programs run than there are cores.
+    """Suggests OMP_NUM_THREADS=1 on stderr, once, if more programs run than there are cores.
 
-    Threads of PyTorch wait for each other at every operation; where other programs hold the cores,
-    each of these waits lasts a time slice.
+    PyTorch's threads wait for each other at every operation. If other programs hold the cores, each
+    wait lasts a time slice.
     """
     threads = torch.get_num_threads()
     if threads < 2 or not hasattr(os, "getloadavg"):
         return
-    with contextlib.suppress(OSError):  # not known
+    with contextlib.suppress(OSError):  # the load is unknown
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         if load > cores:
             print(
@@ -76,20 +76,20 @@ def on_device(
     device: torch.device | str,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Returns numbers of the host, or a tensor, on the device, and does not wait for its queue.
+    """Copies numbers or a tensor to the device without a synchronisation.
 
-    A plain copy waits until the device has done all that was asked of it before.
+    A plain copy waits until the device has finished all earlier work.
     """
     if isinstance(values, int | float):
         return torch.full((), values, dtype=dtype, device=device)
     tensor = values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=dtype)
-    leaves = tensor.device.type == "cpu"  # in the other direction values would not be there yet
-    return tensor.to(device, dtype, non_blocking=leaves)
+    from_host = tensor.device.type == "cpu"  # copies to the host must wait for their values
+    return tensor.to(device, dtype, non_blocking=from_host)
 
 
 @contextlib.contextmanager
 def uncompiled(wanted: bool = True) -> Iterator[None]:
-    """Runs compiled networks as plain code, for work whose shapes change from call to call."""
+    """Runs compiled networks in eager mode, for calls whose shapes change all the time."""
     with torch.compiler.set_stance("force_eager") if wanted else contextlib.nullcontext():
         yield
 
@@ -97,7 +97,7 @@ def uncompiled(wanted: bool = True) -> Iterator[None]:
 def seeded_generator(*key: int) -> torch.Generator:
     """Returns a CPU generator whose stream is a pure function of ``key`` (64-bit integers).
 
-    Different keys give independent streams: (seed, step) for draws that all ranks must share,
+    Different keys give independent streams, e.g. (seed, step) for draws that all ranks share, and
     (seed, sequence id) for draws that must not depend on batching.
     """
     entropy = [len(key)]  # two 32-bit words for each value, so that different keys differ
@@ -107,14 +107,14 @@ def seeded_generator(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(state & 0x7FFFFFFFFFFFFFFF)
 
 
-# ---- gradients within scoring and decoding, for methods that infer by gradient
+# ---- gradients in scoring and decoding, for methods with gradient-based inference
 
 
 @contextlib.contextmanager
 def gradients_on() -> Iterator[None]:
-    """Turns gradients on, whatever is around: ``no_grad``, or the trainer's inference mode.
+    """Enables gradients, even inside ``no_grad`` or the trainer's inference mode.
 
-    What was made in inference mode outside must pass through :func:`ordinary` before it is used.
+    Tensors made in inference mode must pass through :func:`ordinary` before they are used.
     """
     with torch.inference_mode(False), torch.enable_grad():
         yield
@@ -122,7 +122,7 @@ def gradients_on() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Puts a module and all below it in eval mode, each to return to the mode it was in."""
+    """Puts a module in eval mode, and restores the mode of every submodule afterwards."""
     before = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -133,9 +133,9 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the batch with copies in place of tensors that inference mode has made.
+    """Returns the batch with copies of tensors that were made in inference mode.
 
-    Such tensors can't be saved for a backward pass.
+    Such tensors cannot be saved for a backward pass.
     """
     return {
         key: value.clone() if torch.is_tensor(value) and value.is_inference() else value
@@ -149,16 +149,17 @@ def ordinary(batch: Mapping[str, Any]) -> dict[str, Any]:
 def checkpoint_blocks(
     network: nn.Module, mode: bool | Literal["selective"], attention_dropout: float = 0.0
 ) -> None:
-    """Has all ``blocks`` of the network and its parts compute their activations again in backward.
+    """Enables activation checkpointing for all ``blocks`` of the network and its submodules.
 
-    Calls with a cache (an argument by keyword), with frozen weights, without gradients, or while
-    statistics are recorded, are left as they are.
+    Calls with a cache (a keyword argument), with frozen weights, without gradients, or while
+    statistics are recorded are not checkpointed.
 
     Args:
         network: Network, changed in place.
         mode: See ``SequenceConfig.gradient_checkpointing``.
-        attention_dropout: Of the blocks. With it ``selective`` computes attention again: what is
-            kept draws nothing then, and later dropouts would draw other masks than before.
+        attention_dropout: Dropout probability on attention weights. If it is not 0, ``selective``
+            also recomputes attention: a kept result would draw no mask in backward, and shift the
+            masks of later dropouts.
     """
     if not mode:
         return
@@ -168,12 +169,12 @@ def checkpoint_blocks(
         policy = partial(_policy, kept)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     for block in (b for part in network.modules() for b in getattr(part, "blocks", ())):
-        # bound, so that a copy of the network calls its own blocks
+        # bound to the block, so that a deep copy of the network calls the copied blocks
         block.forward = MethodType(partial(_recomputed, options), block)
 
 
 KEPT = ("mm", "addmm", "bmm", "baddbmm")
-"""Operators, by the beginning of their names, whose results ``selective`` keeps."""
+"""Prefixes of the names of operators whose results ``selective`` keeps."""
 
 
 def _recomputed(options: dict[str, Any], block: Any, *args: Any, **kwargs: Any) -> Any:
@@ -196,35 +197,33 @@ def _policy(
 
 
 class _WholeStep(nn.Module):
-    """What FSDP2 takes for a forward pass: anything that is computed with the network."""
+    """Module whose forward pass, to FSDP2, is any function that uses the network."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, compute: Callable[[], Any]) -> Any:
-        """Returns ``compute()``: arguments of its own would be moved to the device."""
-        return compute()
+        return compute()  # it binds its arguments, which FSDP2 would move to the device
 
 
 class ShardedParameters:
-    """A network's parameters, spread over processes with FSDP2.
+    """A network's parameters, sharded over processes with FSDP2.
 
     To FSDP2 a training step is one forward pass, however often the network runs in it: parameters
     are gathered before the step, and each gradient is reduced once, after its backward pass. Ranks
-    may run the network differently often then. Blocks that are units of their own are gathered and
-    freed one at a time, which needs less memory; all ranks must run them equally often.
+    may therefore run the network differently often. Blocks that are separate units are gathered and
+    freed one at a time, which needs less memory, but all ranks must run them equally often.
 
     Args:
-        network: With ``blocks``, where those are to be units.
-        mesh: A ``DeviceMesh`` of processes that share the parameters; of two axes: of
-            replicas, and of the processes that share each.
+        network: Network, with ``blocks`` if these are units.
+        mesh: ``DeviceMesh`` of the processes that share the parameters. With two axes, the first is
+            of replicas and the second of the processes that share each replica.
         by_block: Whether each block is a unit.
-        gathered_dtype: In which parameters are gathered and computed with, where blocks are
-            units; None: their own. Without such units it is always their own, because a step
-            there uses each weight several times and would add up its gradients in that
-            precision. Parts, their gradients, and sums of gradients over ranks keep the
-            parameters' own.
+        gathered_dtype: Dtype of gathered parameters and of computation if blocks are units.
+            Defaults to the parameters' dtype. If blocks are no units, it is ignored, because a step
+            uses each weight several times and would sum its gradients in this precision. Shards,
+            their gradients, and sums of gradients over ranks keep the parameters' dtype.
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class ShardedParameters:
         self._root: Any = root
         self._blocks: tuple[Any, ...] = blocks
         self.whole = False
-        """Whether ranks may hold more than their parts."""
+        """Whether ranks may hold more than their shards."""
         fill: Any = getattr(root, "set_reduce_scatter_unused_params", None)  # torch 2.13
         if fill is not None:
             fill(True)
@@ -259,35 +258,35 @@ class ShardedParameters:
 
     @torch.no_grad()
     def _equal_replicas(self, mesh: Any) -> None:
-        """Gives all replicas the weights of the first, as ranks may have drawn different ones."""
+        """Copies the first replica's weights to all, as ranks may have drawn different ones."""
         import torch.distributed as dist
 
         group = mesh.get_group(0)
-        for parameter in self._root.parameters():
-            own: Any = parameter
-            dist.broadcast(own.to_local(), dist.get_global_rank(group, 0), group=group)
+        parameters: Any = self._root.parameters()
+        for parameter in parameters:
+            dist.broadcast(parameter.to_local(), dist.get_global_rank(group, 0), group=group)
 
     def step(self, compute: Callable[..., Any], *arguments: Any) -> Any:
         """Returns ``compute(*arguments)``, a tensor whose backward pass reduces gradients.
 
-        Every parameter must get a gradient on every rank before torch 2.13, zeros included.
+        Before torch 2.13, every parameter must get a gradient on every rank, if only zeros.
         """
-        if self.whole:  # an evaluation that an error has ended
+        if self.whole:  # after an evaluation that ended with an error
             self.spread()
         return self._root(partial(compute, *arguments))
 
     def gather(self) -> None:
-        """Makes all parameters whole on every rank until they are spread; all ranks must call it.
+        """Gathers all parameters on every rank until ``spread``; all ranks must call it.
 
-        Ranks may then compute what they like, with ``no_grad`` or gradients by inputs.
+        Ranks may then compute independently, with ``no_grad`` or gradients by inputs.
         """
         self.whole = True
-        with torch.inference_mode(False):  # training uses the same memory
+        with torch.inference_mode(False):  # training uses the same tensors
             self._keep_blocks(True)
             self._root(self._gather_blocks)  # the root stays gathered after a forward pass
 
     def spread(self) -> None:
-        """Frees the parts of other ranks."""
+        """Frees the shards of other ranks."""
         self.whole = False
         with torch.inference_mode(False):
             self._keep_blocks(False)

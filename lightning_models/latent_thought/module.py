@@ -214,8 +214,8 @@ class LatentThoughtLM(LanguageModel):
         seed, step = self.config.inference_seed, 0
         if use == TRAINED and self._trainer is not None:
             step = self._trainer.global_step
-        numbers = batch["numbers"] if "numbers" in batch else batch["sequence_id"].tolist()
-        return [(seed, use, step, number) for number in numbers]
+        ids = batch["numbers"] if "numbers" in batch else batch["sequence_id"].tolist()
+        return [(seed, use, step, row_id) for row_id in ids]
 
     def _fast_rate(self) -> float:
         """Returns eta_fast at this point of training, or its final value without a trainer."""
@@ -252,8 +252,8 @@ class LatentThoughtLM(LanguageModel):
         the seed and the sequence's index alone.
 
         Without ``prefix`` records ``posterior``: ``mean`` and ``log_variance`` (B, Z, D; None for a
-        chain), ``kl`` (B, Z), ``nll`` (B,) at the scored sample, ``nll_other`` (B,) at that of
-        another row (None where there is no other), ``targets`` (B,), ``informed`` (B,) bool,
+        chain), ``kl`` (B, Z), ``nll`` (B,) at the scored sample, ``nll_other`` (B,) at the sample
+        of another row (None if there is no other), ``targets`` (B,), ``informed`` (B,) bool,
         ``kl_floor``, nats of a sequence (:func:`divergence_floor`), and ``latents_per_layer``;
         ``prior_log_prob``: ``log_prob`` (B, T) of the targets in nats at the prior's mean, z = 0;
         ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token under z; and
@@ -279,7 +279,7 @@ class LatentThoughtLM(LanguageModel):
             # (B, T, D)
             h = self._given_states(batch, z) if given else self.network(reading.start, z)
         log_prob = self.target_log_probs(h, targets)  # (B, T)
-        number = (targets >= 0).sum(dim=1)
+        num_targets = (targets >= 0).sum(dim=1)
         if wants("posterior") and not shared:
             record(
                 "posterior",
@@ -288,20 +288,20 @@ class LatentThoughtLM(LanguageModel):
                 kl=divergence.detach(),
                 nll=-log_prob.sum(dim=1),
                 nll_other=self._nll_of_others(reading, z),
-                targets=number,
+                targets=num_targets,
                 informed=reading.informed,
                 kl_floor=self._floor(self.config.inner_lr[1]),
                 latents_per_layer=self.config.latents_per_layer,
             )
         if given:
-            return Scores(log_prob, log_prob.new_zeros(len(log_prob)), number, "estimate")
+            return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, "estimate")
         if wants("prior_log_prob"):
             with torch.no_grad():
                 h = self.network(reading.start, torch.zeros_like(z))
-            found = token_scores(h, self.network.output_matrix, targets)
-            record("prior_log_prob", log_prob=found.log_prob)
-        kl = divergence.detach().sum(dim=1)
-        return Scores(log_prob, -kl.masked_fill(~reading.informed, 0.0), number, self.likelihood)
+            scores = token_scores(h, self.network.output_matrix, targets)
+            record("prior_log_prob", log_prob=scores.log_prob)
+        kl = divergence.detach().sum(dim=1).masked_fill(~reading.informed, 0.0)
+        return Scores(log_prob, -kl, num_targets, self.likelihood)
 
     def _nll_of_others(self, reading: Reading, z: Tensor) -> Tensor | None:
         """Returns -log p(x | z') (B,) with z' of another text, a control for z (B, Z, D).

@@ -80,9 +80,9 @@ def rope_tables(
     """Returns the rotation tables for ``positions``.
 
     Args:
-        positions: (T,) or (B, T), integer or float: position of each token in tokens.
+        positions: Position of each token in tokens (T,) or (B, T), integer or float.
         rotary_dim: R, channels of a head that are rotated, even.
-        base: the longest wavelength is about ``2 pi base`` tokens.
+        base: Base of the frequencies; the longest wavelength is about ``2 pi base`` tokens.
         scaling: The numbers of ``stretched``, by default none.
     """
     pairs = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32)
@@ -100,18 +100,17 @@ def rope_tables(
 def stretched(
     frequencies: Tensor, factor: float, low: float, high: float, context: float
 ) -> Tensor:
-    """Returns rotary frequencies for longer contexts than in training, as LLaMA 3.1 has them.
+    """Scales rotary frequencies for contexts longer than in training, as in LLaMA 3.1.
 
-    A frequency that turns less than ``low`` times within the earlier context is divided by the
-    factor, one that turns more than ``high`` times stays, and between them the two are mixed in
-    proportion.
+    A frequency with less than ``low`` turns within the training context is divided by the factor,
+    one with more than ``high`` turns is unchanged, and in between the two are interpolated.
 
     Args:
-        frequencies: Radians a token (R/2,).
-        factor: How many times longer the context becomes (LLaMA 3.1: 8).
-        low: Turns below which a frequency is divided by all of the factor (1).
-        high: Turns above which it stays (4).
-        context: Tokens of the earlier training (8192).
+        frequencies: Radians per token (R/2,).
+        factor: Ratio of the new to the training context (8 in LLaMA 3.1).
+        low: Number of turns below which a frequency is divided by the whole factor (1).
+        high: Number of turns above which it is unchanged (4).
+        context: Number of tokens of the training context (8192).
     """
     turns = context * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)  # (R/2,), share of the unchanged frequency
@@ -121,7 +120,7 @@ def stretched(
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     """Returns ``x`` (B, H, T, C) with channel pairs (i, i + R/2) rotated by their angle.
 
-    Channels from R on stay as they are.
+    Channels from R on are unchanged.
     """
     width = rope.cos.shape[-1]
     if width < x.shape[-1]:
@@ -147,12 +146,12 @@ def join_heads(x: Tensor) -> Tensor:
 class SelfAttention(nn.Module):
     """Self-attention; queries, keys and values share one matrix (in that order).
 
-    Grouped-query attention (arXiv 2305.13245) where the config has fewer heads of keys and values.
+    With fewer heads of keys and values it is grouped-query attention (arXiv 2305.13245).
 
     Args:
         config: Shape and style.
-        causal: Whether a token sees itself and earlier ones only; else it sees all of them,
-            without window and without cache.
+        causal: Whether a token sees only itself and earlier tokens. Otherwise it sees all tokens,
+            without window and cache.
     """
 
     def __init__(self, config: DecoderConfig, causal: bool = True) -> None:
@@ -164,12 +163,12 @@ class SelfAttention(nn.Module):
         self.backend = config.attention_backend
         self.query_scale = 1.0
         """Factor on queries, in addition to 1/sqrt(C)."""
-        asking = config.num_heads * config.head_dim  # D, unless heads have a width of their own
+        width = config.num_heads * config.head_dim  # D, unless ``head_size`` is set
         shared = config.key_value_heads * config.head_dim
-        self.widths = (asking, shared, shared)
+        self.widths = (width, shared, shared)
         """Rows of queries, keys and values in their matrix."""
         self.qkv = nn.Linear(config.dim, sum(self.widths), bias=config.projection_bias)
-        self.out = OutputProjection(asking, config.dim, bias=config.bias)
+        self.out = OutputProjection(width, config.dim, bias=config.bias)
         self.q_norm = self.k_norm = None
         if config.norms_queries:
             self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
@@ -178,7 +177,7 @@ class SelfAttention(nn.Module):
     def project(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries (B, H, T, C), keys and values (B, G, T, C) of ``x`` (B, T, D).
 
-        Queries and keys are normed, where the config says so, and rotated by ``rope``.
+        Queries and keys are normed, if configured, and rotated by ``rope``.
         """
         head_dim = self.widths[0] // self.num_heads
         parts = self.qkv(x).split(self.widths, dim=-1)
@@ -204,11 +203,11 @@ class SelfAttention(nn.Module):
         Args:
             x: Normed input (B, T, D).
             rope: Rotation tables of these T positions.
-            cache: Earlier keys and values; this call appends its own.
-            key_bias: (B, N) additive bias per key, N counting cached keys too.
-            mask: Bool, broadcastable to (B, H, T, N), in addition to causality; with a cache, what
-                ``KVCache.mask`` returned, which stands for causality and window too.
-            value_scale: (B, T) factor on the values of these T tokens.
+            cache: Earlier keys and values, to which this call appends.
+            key_bias: Additive bias of each key (B, N), cached keys included.
+            mask: Bool, broadcastable to (B, H, T, N), in addition to causality. With a cache, the
+                result of ``KVCache.mask``, which includes causality and window.
+            value_scale: Factor on the values of these T tokens (B, T).
         """
         q, k, v = self.project(x, rope)
         if value_scale is not None:
@@ -226,7 +225,7 @@ class SelfAttention(nn.Module):
             key_bias=key_bias,
             mask=mask,
             dropout=self.dropout if self.training else 0.0,
-            # decoding has few queries, masks and any dtype: no case for the training kernels
+            # training kernels do not suit decoding, with few queries, masks and any dtype
             backend=self.backend if cache is None else "auto",
         )
         return self.out(join_heads(heads))  # (B, H, T, C) -> (B, T, D)
@@ -330,7 +329,7 @@ def segment_logsumexp(values: Tensor, index: Tensor, count: int) -> Tensor:
 
 
 def _scatters(x: Tensor) -> bool:
-    """Whether torch-scatter's maximum may be taken: on a CPU torch's own is 4 to 7 times faster."""
+    """Whether to use torch-scatter's maximum; on a CPU torch's is 4 to 7 times faster."""
     return x.is_cuda and not torch.compiler.is_compiling()
 
 

@@ -9,7 +9,7 @@ from lightning_models.layers import SequenceConfig
 Scalar = bool | int | float | str | None
 Setting = Scalar | list[Scalar] | dict[str, Scalar]
 """A value in a backbone's own configuration; never an object, so nothing in it is instantiated."""
-GridKind = Literal["left_align", "partial", "absolute"]
+GridMode = Literal["left_align", "partial", "absolute"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class ThinkingStatesConfig(ReasoningConfig):
     output_layer: int | None = None
     """L^out, the number of layers after which T reads hidden states. The default, null, is L - 1,
     as in the paper."""
-    grid: GridKind = "left_align"
+    grid: GridMode = "left_align"
     """How a query is divided if c does not divide its length: its first chunk is short
     (left_align), its last chunk is short (partial), or the answer's tokens fill up the last chunk
     (absolute, the paper's text)."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_models.runtime import on_device
-from lightning_models.thinking_states.config import GridKind
+from lightning_models.thinking_states.config import GridMode
 
 
 class Packed(NamedTuple):
@@ -160,7 +160,7 @@ class Grid:
 
     chunk_size: int
     """c, tokens of a chunk."""
-    kind: GridKind = "left_align"
+    mode: GridMode = "left_align"
     """See the configuration."""
     in_answers: bool = False
     """Whether chunks without a token of the query think."""
@@ -177,11 +177,11 @@ class Grid:
         return self._counted(tokens // self.chunk_size, from_end, tokens < lengths)
 
     def _counted(self, from_start: Tensor, from_end: Tensor, in_query: Tensor) -> Tensor:
-        """Selects the index counted from a row's start or from its query's end, by ``kind``."""
-        if self.kind == "left_align":
+        """Selects the index counted from a row's start or from its query's end, by ``mode``."""
+        if self.mode == "left_align":
             return from_end
         from_start = from_start.expand_as(from_end)
-        return from_start if self.kind == "absolute" else from_start.where(in_query, from_end)
+        return from_start if self.mode == "absolute" else from_start.where(in_query, from_end)
 
     def offset(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Returns the offset of tokens within their chunks, below c, which selects the row of S."""
@@ -199,7 +199,7 @@ class Grid:
     def last(self, chunks: Tensor, lengths: Tensor) -> Tensor:
         """Returns the index of the last token of chunks, as if rows had no end."""
         last = self.token(chunks, self.chunk_size - 1, lengths)
-        if self.kind != "partial":
+        if self.mode != "partial":
             return last
         return torch.where(chunks < self.chunks(lengths), last.minimum(lengths - 1), last)
 

@@ -344,7 +344,7 @@ class ThoughtLayout:
 
     def _thinking_width(self, batch: dict[str, Tensor]) -> int:
         """Returns W; T reads the tokens of answers only if they can complete a chunk."""
-        wide = self.grid.in_answers or self.grid.kind == "absolute"
+        wide = self.grid.in_answers or self.grid.mode == "absolute"
         return self._width(batch) if wide else batch["query"].shape[1]
 
     def _chunks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -94,7 +94,7 @@ class ThoughtGestaltLM(LanguageModel):
         normaliser = (counts * weights).sum()
         over = {name: self._weight(name) for name in KINDS}
         stats: dict[str, Tensor | Mean] = {
-            f"{name}_loss": Mean(sums[kind], counts[kind]) for name, kind in KINDS.items()
+            f"{name}_loss": Mean(sums[index], counts[index]) for name, index in KINDS.items()
         }
         stats["sentence_steps"] = on_device(self.sentence_steps, self.device)
         return LossOutput({"nll": Term(total, normaliser, over)}, stats)
@@ -133,9 +133,9 @@ class ThoughtGestaltLM(LanguageModel):
         sentences = batch["tokens"], batch["lengths"], batch["is_last"]
         return pack(*sentences, slots, batch.get("targets"), batch.get("owners"))[0]
 
-    def _weight(self, kind: str) -> float:
+    def _weight(self, name: str) -> float:
         """Returns the weight of a class of targets in the current epoch."""
-        if kind != "eos" or self._trainer is None:
+        if name != "eos" or self._trainer is None:
             return 1.0
         early = self._trainer.current_epoch < self.config.eos_weight_epochs
         return 1.0 if early else self.config.eos_weight

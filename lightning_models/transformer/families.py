@@ -1,6 +1,6 @@
-"""Model families of ``transformers`` that the plain decoder expresses: options and tensor names.
+"""Model families of ``transformers`` that the plain decoder implements: options and tensor names.
 
-One table a family serves both directions: import (theirs to ours) and export (ours to theirs).
+Each family has one table for both directions: import (theirs to ours) and export (ours to theirs).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,49 +24,50 @@ class HubFamily:
     """One architecture of ``transformers``."""
 
     model_type: str
-    """Its name there."""
+    """Its name in ``transformers``."""
     to_ours: Callable[[Any], Options]
-    """Fields of TransformerConfig for one of its configurations; a ValueError names what cannot be
-    expressed."""
+    """Function from its configuration to fields of TransformerConfig. It raises a ValueError that
+    names options we do not implement."""
     to_theirs: Callable[[TransformerConfig], Options]
-    """Fields of its configuration for one of ours."""
+    """Function from our configuration to fields of its configuration."""
     modules: Mapping[str, str]
-    """Modules outside of the blocks: ours to theirs."""
+    """Their names of our modules outside the blocks."""
     block: str
-    """Where the blocks are, with a place for the number."""
+    """Format string of a block's name, with a field for its index."""
     block_modules: Mapping[str, tuple[str, ...]]
-    """Modules of a block; several of theirs are stacked in ours."""
+    """Their names of our modules in a block. Several of theirs are stacked in ours."""
     transposed: bool = False
-    """Whether linear weights of blocks are stored as (in, out)."""
+    """Whether they store linear weights of blocks as (in, out)."""
     qkv_by_head: bool = False
-    """Whether the rows of queries, keys and values are grouped by head first."""
+    """Whether their rows of queries, keys and values are grouped by head first."""
 
     def import_weights(self, theirs: Weights, config: DecoderConfig) -> dict[str, Tensor]:
-        """Returns our network's tensors, whatever of them the model has.
+        """Returns our network's tensors that the model has.
 
         Args:
-            theirs: a model's state dict.
-            config: of our network.
+            theirs: State dict of the model.
+            config: Configuration of our network.
         """
         ours = {}
         for name, parts in self._names(config):
             for part in ("weight", "bias"):
-                found = [theirs[f"{each}.{part}"] for each in parts if f"{each}.{part}" in theirs]
-                if found:
-                    ours[f"{name}.{part}"] = torch.cat([self._turn(name, x) for x in found])
+                tensors = [theirs[f"{each}.{part}"] for each in parts if f"{each}.{part}" in theirs]
+                if tensors:
+                    ours[f"{name}.{part}"] = torch.cat([self._turn(name, x) for x in tensors])
                     if self.qkv_by_head and name.endswith(".qkv"):
-                        ours[f"{name}.{part}"] = _swap(found[0], config.num_heads, 3)
+                        # rows (H, 3, C) become (3, H, C)
+                        ours[f"{name}.{part}"] = _swap(tensors[0], config.num_heads, 3)
         return ours
 
     def export_weights(
         self, ours: Weights, config: DecoderConfig, shapes: Weights
     ) -> dict[str, Tensor]:
-        """Returns their model's tensors; biases that ours has not are zeros.
+        """Returns their model's tensors, with zeros for biases that ours lacks.
 
         Args:
-            ours: our network's state dict.
-            config: of our network.
-            shapes: their model's state dict, on any device.
+            ours: State dict of our network.
+            config: Configuration of our network.
+            shapes: State dict of their model, on any device.
         """
         theirs: dict[str, Tensor] = {}
         for name, parts in self._names(config):
@@ -85,20 +86,20 @@ class HubFamily:
                 rows = [shapes[key].shape[0] for key in wanted]
                 theirs |= dict(zip(wanted, tensor.split(rows), strict=True))
         embedding = f"{self.modules['embedding']}.weight"
-        theirs[embedding] = theirs[embedding] * embedding_scale(config)
+        theirs[embedding] = theirs[embedding] * embedding_scale(config)  # theirs scale nothing
         return {key: tensor.contiguous() for key, tensor in theirs.items()}
 
     def _names(self, config: DecoderConfig) -> list[tuple[str, tuple[str, ...]]]:
-        """Returns our modules with those of theirs that they are made of."""
+        """Returns the names of our modules, each with the names of theirs that it consists of."""
         names: list[tuple[str, tuple[str, ...]]] = [
             (ours, (theirs,))
             for ours, theirs in self.modules.items()
             if ours != "head" or not config.tie_head
         ]
-        for number in range(config.num_layers):
+        for index in range(config.num_layers):
             for ours, theirs in self.block_modules.items():
-                prefix = self.block.format(number)
-                names.append((f"blocks.{number}.{ours}", tuple(f"{prefix}.{x}" for x in theirs)))
+                prefix = self.block.format(index)
+                names.append((f"blocks.{index}.{ours}", tuple(f"{prefix}.{x}" for x in theirs)))
         return names
 
     def _turn(self, name: str, tensor: Tensor) -> Tensor:
@@ -107,15 +108,15 @@ class HubFamily:
 
 
 def _swap(tensor: Tensor, outer: int, inner: int) -> Tensor:
-    """Returns rows (outer, inner, C) in the order (inner, outer, C)."""
+    """Reorders rows (outer * inner * C) to (inner * outer * C)."""
     return tensor.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
 
 
-def refuse(family: str, options: Mapping[str, bool]) -> None:
-    """Raises a ValueError that names those options that are present."""
-    found = [name for name, present in options.items() if present]
-    if found:
-        raise ValueError(f"{family} options that cannot be imported: {', '.join(found)}")
+def check_importable(family: str, unsupported: Mapping[str, bool]) -> None:
+    """Raises a ValueError that names the unsupported options that are present."""
+    present = [name for name, is_present in unsupported.items() if is_present]
+    if present:
+        raise ValueError(f"{family} options that cannot be imported: {', '.join(present)}")
 
 
 # ---- GPT-2
@@ -129,7 +130,7 @@ _THEIR_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu"}
 
 
 def _from_gpt2(config: Any) -> Options:
-    refuse(
+    check_importable(
         "GPT-2",
         {
             f"activation_function={config.activation_function}": config.activation_function
@@ -191,25 +192,25 @@ GPT2 = HubFamily(
 
 _TITLES = {"llama": "LLaMA", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-"""Names there of the numbers of ``rope_scaling``."""
+"""Their names of the entries of ``rope_scaling``."""
 
 
 def _rope(config: Any) -> Options:
-    """Returns the rotary settings, under the names of ``transformers`` 5 or 4."""
-    found: Options = dict(getattr(config, "rope_parameters", None) or {})
-    found.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
-    return found
+    """Returns the rotary settings from a configuration of ``transformers`` 5 or 4."""
+    settings: Options = dict(getattr(config, "rope_parameters", None) or {})
+    settings.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
+    return settings
 
 
 def _from_llama(config: Any) -> Options:
     rope, name = _rope(config), _TITLES[config.model_type]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kind = rope.get("rope_type", "default")
-    refuse(
+    rope_type = rope.get("rope_type", "default")
+    check_importable(
         name,
         {
             f"hidden_act={config.hidden_act}": config.hidden_act != "silu",
-            f"rope_type={kind}": kind not in ("default", "llama3"),
+            f"rope_type={rope_type}": rope_type not in ("default", "llama3"),
             "attention_bias != mlp_bias": getattr(config, "attention_bias", False)
             != getattr(config, "mlp_bias", False),
         },
@@ -229,15 +230,15 @@ def _from_llama(config: Any) -> Options:
         "bias": getattr(config, "mlp_bias", False),
         "positions": "rope",
         "rope_base": rope["rope_theta"],
-        "rope_scaling": tuple(rope[key] for key in _SCALING) if kind == "llama3" else None,
+        "rope_scaling": tuple(rope[key] for key in _SCALING) if rope_type == "llama3" else None,
     }
 
 
 def _from_qwen(config: Any) -> Options:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     name = _TITLES[config.model_type]
-    refuse(name, {"layers with and without a window": len(kinds) > 1})
-    window = config.sliding_window if kinds == {"sliding_attention"} else None
+    check_importable(name, {"layers with and without a window": len(layer_types) > 1})
+    window = config.sliding_window if layer_types == {"sliding_attention"} else None
     return {**_from_llama(config), "window": window}
 
 
@@ -308,7 +309,7 @@ QWEN3 = HubFamily("qwen3", _from_qwen3, _to_qwen, **{**_LLAMA_NAMES, **_QWEN3_NA
 
 def _from_gpt_neox(config: Any) -> Options:
     rope = _rope(config)
-    refuse(
+    check_importable(
         "GPT-NeoX",
         {
             f"hidden_act={config.hidden_act}": config.hidden_act not in _ACTIVATIONS,
@@ -378,10 +379,10 @@ FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, QWEN3, 
 
 
 def family_of(config: TransformerConfig) -> HubFamily:
-    """Returns the family that computes what a plain decoder of this configuration computes.
+    """Returns the family that computes the same as a plain decoder of this configuration.
 
     Raises:
-        ValueError: if there is none; the message names the fields.
+        ValueError: There is none. The message names the fields.
     """
     style = (config.positions, config.norm, config.activation == "swiglu")
     shared = config.key_value_heads != config.num_heads
@@ -410,9 +411,9 @@ def family_of(config: TransformerConfig) -> HubFamily:
         missing |= {"rope_fraction": config.rope_fraction != 1}
         missing |= {"parallel_residual": config.parallel_residual}
         missing |= {"window or qkv_bias next to bias": not plain and config.bias}
-    found = [name for name, present in missing.items() if present]
+    fields = [name for name, present in missing.items() if present]
     if family is None:
-        found = [f"positions={style[0]}, norm={style[1]}, activation={config.activation} together"]
-    if family is None or found:
-        raise ValueError(f"no architecture of transformers has {', '.join(found)}")
+        fields = [f"positions={style[0]}, norm={style[1]}, activation={config.activation} together"]
+    if family is None or fields:
+        raise ValueError(f"no architecture of transformers has {', '.join(fields)}")
     return family

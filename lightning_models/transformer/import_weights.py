@@ -1,4 +1,4 @@
-"""Weights of ``transformers`` models in our plain transformer."""
+"""Import of weights of ``transformers`` models into the plain decoder."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from lightning_models.transformer.pretrained import has_tied_head, load_pretrain
 
 
 def import_transformers(source: Any, **changes: Any) -> TransformerLM:
-    """Returns a TransformerLM that computes what the given ``transformers`` model computes.
+    """Returns a TransformerLM that computes the same as a ``transformers`` model.
 
     Args:
-        source: a model object, or the hub name or local folder of one (GPT-2, LLaMA, Qwen2,
-            Qwen3 and GPT-NeoX families).
-        **changes: fields of TransformerConfig to set, for example ``attention_backend``.
+        source: A model object, or the hub name or local folder of one (GPT-2, LLaMA, Qwen2, Qwen3
+            and GPT-NeoX families).
+        **changes: Fields of TransformerConfig to set, for example ``attention_backend``.
 
     Raises:
-        ValueError: if the architecture, or an option of it, is not one our blocks can express; or
-            the model is one whose own code computes something else with these weights.
+        ValueError: Our blocks do not implement the architecture or one of its options, or the
+            model's published code computes something else with these weights.
     """
     model = load_causal_lm(source) if isinstance(source, str) else source
     marks = [key for key in ("recurrent_model", "ponderinglm") if getattr(model.config, key, False)]
@@ -41,23 +41,23 @@ def describe(model: Any) -> tuple[HubFamily, dict[str, Any]]:
     """Returns the family of a ``transformers`` model, and its fields of TransformerConfig.
 
     Raises:
-        ValueError: see ``import_transformers``.
+        ValueError: See ``import_transformers``.
     """
     config = model.config
-    kind = config.model_type
-    if kind not in FAMILIES:
-        raise ValueError(f"model_type ({kind}) cannot be imported; known are {sorted(FAMILIES)}")
-    family = FAMILIES[kind]
+    name = config.model_type
+    if name not in FAMILIES:
+        raise ValueError(f"model_type ({name}) cannot be imported; known are {sorted(FAMILIES)}")
+    family = FAMILIES[name]
     vocabulary = {"vocab_size": config.vocab_size, "vocab_multiple": 1}
-    # Not config.tie_word_embeddings: transformers leaves a head of another content untied.
+    # not config.tie_word_embeddings: transformers leaves a head with other weights untied
     return family, {**vocabulary, **family.to_ours(config), "tie_head": has_tied_head(model)}
 
 
 def load_causal_lm(source: str) -> Any:
-    """Loads the ``transformers`` model of a hub name or folder, in float32.
+    """Loads a ``transformers`` model by hub name or folder, in float32.
 
     Raises:
-        ValueError: see ``load_pretrained``.
+        ValueError: See ``load_pretrained``.
     """
     other = "the folder of a saved causal language model: GPT-2, LLaMA, Qwen2, Qwen3 or GPT-NeoX"
     return load_pretrained(source, repr(source), other=other)

@@ -18,32 +18,33 @@ from lightning_models.layers.blocks import embedding_scale
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(DecoderConfig):
-    """A plain decoder: the defaults are GPT-2's; LLaMA style is rms, swiglu, rope, no bias.
+    """A plain decoder. The defaults are GPT-2's; LLaMA style is rms, swiglu, rope, no bias.
 
     Raises:
-        ValueError: If sizes do not fit together; the message names key, value and cure.
+        ValueError: The sizes do not fit together. The message names key, value and cure.
     """
 
     num_kv_heads: int | None = None
-    """G, heads of keys and values, which H / G heads of queries share (LLaMA 3, Qwen2.5); must
-    divide num_heads; null: num_heads."""
+    """G, heads of keys and values, each shared by H / G heads of queries (LLaMA 3, Qwen2.5); must
+    divide num_heads. The default, null, is num_heads."""
     qkv_bias: bool | None = None
-    """Whether queries, keys and values have biases (Qwen2.5: they alone); null: as ``bias``."""
+    """Whether queries, keys and values have biases, in Qwen2.5 without ``bias``. The default, null,
+    is ``bias``."""
     head_size: int | None = None
-    """C, channels of a head where they do not add up to dim (Qwen3); null: dim / num_heads."""
+    """C, channels of a head, if they do not add up to dim (Qwen3). The default, null, is dim /
+    num_heads."""
     qk_norm: bool = False
-    """Whether an RMSNorm over the channels of each head reads queries and keys (Qwen3)."""
+    """Whether queries and keys pass through an RMSNorm over the channels of each head (Qwen3)."""
     rope_scaling: tuple[float, float, float, float] | None = None
-    """Stretches low rotary frequencies for contexts longer than in training: factor, turns below
-    and above which frequencies are low and high, tokens of that training (LLaMA 3.1: 8, 1, 4,
-    8192); null: none."""
+    """Scaling of low rotary frequencies for contexts longer than in training: factor, number of
+    turns below and above which frequencies are low and high, and the training context in tokens
+    (LLaMA 3.1: 8, 1, 4, 8192). By default, null, none are scaled."""
     rope_fraction: float = 1.0
-    """Share of a head's channels that rotary positions turn, the first ones (Pythia: 0.25)."""
+    """Share of each head's channels, the first ones, with rotary positions (Pythia: 0.25)."""
     parallel_residual: bool = False
-    """Whether the feed-forward layer reads what attention reads, not what it wrote (Pythia)."""
+    """Whether attention and feed-forward layer of a block read the same input (Pythia)."""
 
     def __post_init__(self) -> None:
-        """Checks heads and rotary channels, and what every decoder checks."""
         size = self.head_size
         if isinstance(size, int) and (size < 1 or (self.positions == "rope" and size % 2)):
             raise ValueError(
@@ -111,7 +112,7 @@ class TransformerConfig(DecoderConfig):
 
 
 class Backbone(nn.Module):
-    """Embeddings, L pre-norm blocks, final norm; what they are applied to is the subclass' own."""
+    """Embeddings, L pre-norm blocks and final norm; subclasses define their input."""
 
     block_class = Block
 
@@ -148,9 +149,9 @@ class Backbone(nn.Module):
 
         Args:
             x: Input of the first block (B, T, D).
-            positions: (T,) or (B, T), integer or fractional; used under rope only.
+            positions: Positions (T,) or (B, T), integer or fractional, used with rope only.
             cache: Earlier keys and values of every block.
-            key_bias: (B, N) additive attention bias per key.
+            key_bias: Additive attention bias of each key (B, N).
             mask: See ``SelfAttention``.
         """
         rope, config = None, self.config
@@ -173,7 +174,7 @@ class Backbone(nn.Module):
         return self.dropout(x)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """Returns an empty cache with room for ``capacity`` tokens a row."""
+        """Returns an empty cache with a capacity of ``capacity`` tokens per row."""
         return KVCache(self.config.num_layers, batch, capacity, self.embedding.weight.device)
 
 
@@ -183,8 +184,8 @@ class TransformerNetwork(Backbone):
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """Returns the normed states (B, T, D) of ``tokens`` (B, T).
 
-        Rows padded on the right need no mask: causality hides the padding. With a cache, tokens
-        stand after each row's entries; the caller then advances the cache.
+        Rows padded on the right need no mask, because causality hides the padding. With a cache,
+        tokens come after each row's entries, and the caller then advances the cache.
         """
         num_new = tokens.shape[1]
         if cache is None:

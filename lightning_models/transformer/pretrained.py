@@ -1,4 +1,4 @@
-"""Published models of ``transformers``, from a folder or the hub: the one place that reads them."""
+"""Loading of published models of ``transformers``, from a folder or the hub."""
 
 import json
 import pickle
@@ -14,29 +14,29 @@ INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def read_pretrained(
-    kind: Any, source: str, what: str, named: str, *, other: str, **options: Any
+    cls: Any, source: str, what: str, named: str, *, other: str, **options: Any
 ) -> Any:
-    """Reads a model, configuration or tokenizer; code of its author is never run.
+    """Reads a model, configuration or tokenizer, without running its author's code.
 
     Args:
-        kind: The class of ``transformers`` that has ``from_pretrained``.
-        source: Hub name, or folder that ``save_pretrained`` wrote.
-        what: What is read, for messages: 'model', 'tokenizer', 'configuration'.
+        cls: Class of ``transformers`` with ``from_pretrained``.
+        source: Hub name, or folder written by ``save_pretrained``.
+        what: Noun for messages: 'model', 'tokenizer' or 'configuration'.
         named: The option and its value, for messages.
-        other: What to pass instead, for messages.
+        other: Alternative to pass, for messages.
         **options: Further options of ``from_pretrained``.
 
     Raises:
-        ValueError: It is not there, damaged, or would need code of its author; in one line.
+        ValueError: It is missing, damaged, or needs its author's code. The message is one line.
     """
     folder = Path(source).expanduser()
-    place = str(folder) if folder.is_dir() else source
+    path = str(folder) if folder.is_dir() else source
     try:
         _check_layers(folder)
-        # Lightning builds networks under the device of training. transformers would take that for
-        # a device map, which needs accelerate.
+        # Lightning builds networks inside a context of the training device, which transformers
+        # would take for a device map, and that needs accelerate.
         with torch.device("cpu"), bounded_weights(host_memory()):
-            return kind.from_pretrained(place, trust_remote_code=False, **options)
+            return cls.from_pretrained(path, trust_remote_code=False, **options)
     except TooLargeError as error:
         joined = ", or" if str(error).endswith("lower it") else ";"
         raise ValueError(f"{named}: config.json: {error}{joined} pass {other}") from error
@@ -57,31 +57,31 @@ def read_pretrained(
 def _check_layers(folder: Path) -> None:
     """Raises a TooLargeError if the folder's config.json names more layers than can be built.
 
-    transformers lists the kinds of all layers before anything else.
+    transformers first lists the types of all layers.
     """
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return  # for transformers to complain of
+        return  # transformers reports it
     if isinstance(content, dict):
         check_layers(content, "")
 
 
 def _absence(folder: Path, what: str) -> str:
-    """Says what a source lacks that could not be opened; goes on with the cure."""
+    """Returns the beginning of the message for a source that could not be opened."""
     if not folder.is_dir():
         return f"no {what} found (neither in a local folder of that name nor on the hub); "
-    lost = _lost_shards(folder) if what == "model" else []
-    if lost:
+    missing = _missing_shards(folder) if what == "model" else []
+    if missing:
         return (
-            f"{len(lost)} of the files that its index names are missing ({lost[0]}), so it is not "
-            "whole; get it again, or "
+            f"{len(missing)} of the files that its index names are missing ({missing[0]}), so it "
+            "is not whole; get it again, or "
         )
     return f"no {what} found in this folder; "
 
 
-def _lost_shards(folder: Path) -> list[str]:
-    """Returns the shards that the folder's index names and the folder lacks."""
+def _missing_shards(folder: Path) -> list[str]:
+    """Returns the shards named by the folder's index that are missing."""
     index = next((folder / name for name in INDICES if (folder / name).is_file()), None)
     if index is None:
         return []
@@ -103,17 +103,17 @@ def load_pretrained(
 ) -> Any:
     """Loads a model with all of its weights, on the CPU, in training mode like any new module.
 
-    ``config.tie_word_embeddings`` of the result says whether the head is the embedding. The
-    published value may be true next to a head of another content, which ``transformers`` loads
-    untied, and would tie when the embedding is resized.
+    ``config.tie_word_embeddings`` of the result is set to whether the head is the embedding. The
+    published value may be true although the head has other weights, which ``transformers`` loads
+    untied, but would tie when the embedding is resized.
 
     Args:
-        source: Hub name, or folder that ``save_pretrained`` wrote.
+        source: Hub name, or folder written by ``save_pretrained``.
         named: The option and its value, for messages.
-        other: What to pass instead, for messages.
-        head: 'causal' predicts next tokens, 'none' has hidden states only.
-        dtype: Type of the loaded weights. float32, the default, holds the numbers of float32,
-            bfloat16 and float16 files exactly; the type that config.json names may not.
+        other: Alternative to pass, for messages.
+        head: 'causal' predicts next tokens, 'none' returns hidden states only.
+        dtype: Dtype of the loaded weights. The default, float32, represents float32, bfloat16 and
+            float16 files exactly, which the dtype in config.json may not.
         **options: Further options of ``from_pretrained``.
 
     Raises:
@@ -133,14 +133,14 @@ def load_pretrained(
         **options,
     )
     missing = sorted(info["missing_keys"])
-    if missing:  # transformers draws them at random, and goes on
+    if missing:  # transformers only initialises them at random
         raise ValueError(
             f"{named}: {len(missing)} of the model's weights are not in it ({missing[0]}); get it "
             f"again, or pass {other}"
         )
     if head == "causal":
         model.config.tie_word_embeddings = has_tied_head(model)
-    return model.train()  # from_pretrained leaves eval mode, in which dropout never acts
+    return model.train()  # from_pretrained returns eval mode, in which dropout has no effect
 
 
 def has_tied_head(model: Any) -> bool:

@@ -141,12 +141,12 @@ def rows_of(batch, rows):
 
 def place_of(t, q, grid):
     """Chunk and place of token ``t`` of a row with a query of ``q`` tokens."""
-    return literal.find(grid.kind, grid.chunk_size, q, t)
+    return literal.find(grid.mode, grid.chunk_size, q, t)
 
 
 def chunks_of(q, total, grid):
     """The tokens of each chunk of a row of ``total`` tokens that thinks, by the chunk's number."""
-    kind, c, thinks = grid.kind, grid.chunk_size, grid.in_answers
+    kind, c, thinks = grid.mode, grid.chunk_size, grid.in_answers
     return {
         chunk: [t for t in range(total) if place_of(t, q, grid)[0] == chunk]
         for chunk in literal.thinking_chunks(kind, c, q, total, thinks)

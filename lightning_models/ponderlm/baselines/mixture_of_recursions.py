@@ -97,7 +97,7 @@ class MoRConfig(PonderingConfig):
     """A shared stack, applied once to all tokens and up to K = ``thinking_steps`` times to some.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: A value is out of its range.
     """
 
     capacities: tuple[float, ...] = (0.9, 0.8, 0.73)
@@ -422,7 +422,7 @@ class MoRLM(DepthLM):
         down for fewer steps and moved towards 1 for more. Only attention depends on this.
 
         Raises:
-            ValueError: If ``steps`` is not between 0 and ``thinking_steps``.
+            ValueError: ``steps`` is not between 0 and ``thinking_steps``.
         """
         capacities, most = self.config.capacities, self.config.thinking_steps
         if not 0 <= steps <= most:
