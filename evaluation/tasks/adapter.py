@@ -191,16 +191,20 @@ class HarnessModel(LM):
 
     @property
     def device(self) -> torch.device:
+        """Device of the model."""
         return self.model.device
 
     def all_gather(self, tensor: Tensor) -> Tensor:
+        """Concatenates the flattened tensors of all ranks."""
         return torch.cat([part.reshape(-1) for part in self._gather(tensor.cpu())])
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """Returns the objects of all ranks on rank ``dst``, None on others."""
         objects = self._gather(obj)
         return objects if self.rank == dst else None
 
     def barrier(self) -> None:
+        """Waits for all ranks."""
         self._gather(None)
 
     # ---- requests

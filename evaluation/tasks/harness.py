@@ -206,7 +206,8 @@ class AnswerFile(CachingLM):
     """
 
     def generate_until(self, requests: list[Any]) -> list[Any]:
-        texts = self.lm.generate_until(requests)  # which looks them up by their random stream
+        """Returns the continuations, which ``HarnessModel`` caches by their random stream."""
+        texts = self.lm.generate_until(requests)
         self.dbdict.commit()
         return texts
 
