@@ -56,6 +56,23 @@ class Validation(L.Callback):
                 "state data.global_batch"
             )
 
+    def check_interval(self, interval: float | None) -> None:
+        """Refuses an interval of the trainer's next to ``every_n_train_steps``.
+
+        Args:
+            interval: ``trainer.val_check_interval``.
+
+        Raises:
+            ValueError: If both are set.
+        """
+        every = self.every_n_train_steps
+        if every is not None and interval not in (None, 1.0, self._interval):
+            raise ValueError(
+                f"trainer.val_check_interval ({interval}) counts micro-batches, and "
+                f"validation.every_n_train_steps ({every}) optimiser steps; leave one of them "
+                "out, or set it to null"
+            )
+
     def trainer_options(
         self, options: Mapping[str, Any], *, accumulate: int, rows_at_once: int
     ) -> dict[str, Any]:
@@ -70,14 +87,9 @@ class Validation(L.Callback):
             ValueError: If both ``every_n_train_steps`` and the trainer's interval are set.
         """
         result = {key: options[key] for key in OPTIONS}
-        every, interval = self.every_n_train_steps, options["val_check_interval"]
+        every = self.every_n_train_steps
         if every is not None:
-            if interval not in (None, 1.0, self._interval):
-                raise ValueError(
-                    f"trainer.val_check_interval ({interval}) counts micro-batches, and "
-                    f"validation.every_n_train_steps ({every}) optimiser steps; leave one of them "
-                    "out, or set it to null"
-                )
+            self.check_interval(options["val_check_interval"])
             self._interval = every * accumulate
             result |= {"val_check_interval": self._interval, "check_val_every_n_epoch": None}
         if self.rows is not None and options["limit_val_batches"] in (None, 1.0):

@@ -20,6 +20,7 @@ from callbacks import (
     Progress,
     ResumeState,
     ScheduleChange,
+    Validation,
 )
 from callbacks.checkpoint_io import AtomicCheckpointIO
 from callbacks.run_record import log_folder_of
@@ -119,7 +120,7 @@ class LatentCLI(CheckpointParsing):
         check_sizes(self.trainer, self.model, self.datamodule, trains=trains)
 
     def check_step(self) -> None:
-        """Checks that the devices can share a step's batch, before the text is prepared."""
+        """Checks the options of steps and validations before the text is prepared."""
         if self.datamodule.order_of_steps is not None and any(
             word.partition("=")[0] == f"--{ACCUMULATE}" for word in self._argv
         ):
@@ -134,6 +135,9 @@ class LatentCLI(CheckpointParsing):
                 "data.global_batch keeps the batch of a step whatever fits"
             )
         self.datamodule.step_batch(self.devices, self.trainer.accumulate_grad_batches)
+        for callback in vars(self.trainer)["callbacks"]:
+            if isinstance(callback, Validation):
+                callback.check_interval(vars(self.trainer)["val_check_interval"])
 
     @property
     def devices(self) -> int:

@@ -264,16 +264,16 @@ def test_a_run_has_the_same_losses_on_any_devices_also_where_it_changes_them(
         ("--trainer.val_check_interval=7", "validation.every_n_train_steps (2)"),
     ],
 )
-def test_what_contradicts_a_stated_batch_is_refused(
-    text_file, data_cache, tmp_path, capsys, typed, message
-):
-    options, _ = kinds(text_file, data_cache)["windows"]
+def test_what_contradicts_a_stated_batch_is_refused(text_file, tmp_path, capsys, typed, message):
+    options, _ = kinds(text_file, tmp_path / "cache")["windows"]
     argv = [*options, *SMALL, *COMMON, f"--trainer.default_root_dir={tmp_path}"]
     argv += ["--data.batch_size=2", "--trainer.max_steps=1", "--validation.every_n_train_steps=2"]
     assert main(["fit", *argv, "--trainer.devices=1", typed]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert "3 devices" not in error or "Take 2 or 4 devices" in error
+    late = "limit_train_batches" in typed  # the steps of an epoch are the text's
+    assert (tmp_path / "cache").exists() == late
 
 
 @pytest.mark.parametrize(
