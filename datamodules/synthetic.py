@@ -56,8 +56,30 @@ def hops(length: int, levels: int, letters: int, draws: Draws) -> str:
     return " ".join(words)
 
 
-Task = Literal["recall", "hops"]
-TASKS: dict[Task, Callable[[int, int, int, Draws], str]] = {"recall": recall, "hops": hops}
+def cipher(length: int, levels: int, letters: int, draws: Draws) -> str:
+    """Returns a text of ``length`` letters, each written with its code under the text's key.
+
+    In "one two three aC" the letter a has the code C. The key is one of 16 permutations of the
+    eight `LETTERS`, under which each letter has each code twice. The next pair costs a decoder that
+    reads the latest three tokens 2 log 8 nats, since it never sees another pair, and a reader of
+    the key half. A text has 4 ``length`` tokens with its end, which takes the place of the first
+    word. There are no levels, and always eight letters.
+    """
+    key, words = draws.below(2 * len(LETTERS)), list[str]()
+    codes = Draws(f"keys/{key // len(LETTERS)}").shuffled(LETTERS.upper())
+    for _ in range(length):
+        letter = draws.below(len(LETTERS))
+        pair = LETTERS[letter] + codes[(letter + key) % len(LETTERS)]
+        words += ["one", "two", "three", pair]
+    return " ".join(words[1:])
+
+
+Task = Literal["recall", "hops", "cipher"]
+TASKS: dict[Task, Callable[[int, int, int, Draws], str]] = {
+    "recall": recall,
+    "hops": hops,
+    "cipher": cipher,
+}
 """Writer of a text by its length, the highest level of its questions and the letters of its map."""
 
 
@@ -69,6 +91,7 @@ class SyntheticText(TextDataModule):
     ======  ==========================================================================
     recall  facts stated once and asked for many sentences later (memory), see `recall`
     hops    questions that take a known number of look-ups (depth), see `hops`
+    cipher  letters under a key that a window does not show (latents), see `cipher`
     ======  ==========================================================================
 
     The splits have sizes of their own: `val_fraction` and `test_fraction` have no effect. Nothing
@@ -76,7 +99,7 @@ class SyntheticText(TextDataModule):
 
     Args:
         task: What the texts are about.
-        length: Sentences, or questions, of a training text.
+        length: Sentences, questions or pairs of a training text.
         held_out_length: The same of the other texts. By default as in training.
         levels: Highest level of a question, below ``letters`` hops.
         letters: Letters of the map of hops, from 2 to 8.
@@ -124,7 +147,7 @@ class SyntheticText(TextDataModule):
 
     def source(self) -> dict[str, Any]:
         source = {**super().source(), "generator": VERSION}
-        if self._task == "recall":  # has neither: its texts keep their identity
+        if self._task != "hops":  # has neither: its texts keep their identity
             del source["levels"], source["letters"]
         return source
 

@@ -40,7 +40,10 @@ class RecallAnalysis(Analysis):
 
     Scalars are ``recall/accuracy`` and ``recall/nats`` (of an answer, all its tokens) over all
     questions, and with a memory of M sentences ``recall/within_memory`` and
-    ``recall/beyond_memory``, the accuracies up to M sentences and later; files are in ``recall``.
+    ``recall/beyond_memory``, the accuracies up to M sentences and later. For models whose tokens
+    take additional steps, ``recall/steps`` is their mean at the tokens that predict an answer's
+    beginning, by level in the table, and ``recall/steps_correlation`` is Pearson's between steps
+    and level; it is left out where all steps are the same. Files are in ``recall``.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
@@ -119,15 +122,20 @@ class RecallAnalysis(Analysis):
         value: int | None = None,
     ) -> list[dict[str, Any]]:
         """Returns a line for each question, predicted with a value of the dial."""
-        recorder = Recorder("greedy")
+        recorder = Recorder("greedy", "thinking_steps")
         with nullcontext() if value is None else dialled(pl_module, str(self._dial), value):
             scores = pl_module.recorded(batch, **recorder.consumers())
         greedy = recorder.latest("greedy")["greedy"].cpu().numpy()  # shape of the targets
         nats = -as_float64(scores.log_prob)
-        return [
+        lines = [
             {self._by: group, "right": bool(greedy[slots].all()), "nats": float(nats[slots].sum())}
             for group, slots in asked
         ]
+        executed = recorder.latest("thinking_steps").get("executed")  # (B, T)
+        if executed is not None and self._by == "level":
+            for line, (_, (row, columns)) in zip(lines, asked, strict=True):
+                line["steps"] = int(executed[row, columns[0]])  # of the token before the answer
+        return lines
 
     def _distances(self, tokenizer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any]]:
         """Yields the distance of each question in a batch of sentences, and its answer's slots."""
@@ -172,6 +180,11 @@ class RecallAnalysis(Analysis):
             within = questions["distance"] <= memory
             scalars["recall/within_memory"] = questions["right"][within].mean()
             scalars["recall/beyond_memory"] = questions["right"][~within].mean()
+        if "steps" in questions:
+            scalars["recall/steps"] = questions["steps"].mean()
+            if questions["steps"].nunique() > 1 and questions["level"].nunique() > 1:
+                correlation = questions["level"].corr(questions["steps"])
+                scalars["recall/steps_correlation"] = correlation
         tables = {self._by: accuracies(questions, [self._by])}
         if "dial" in findings:
             assert self._dial is not None
@@ -196,14 +209,16 @@ def _covering(texts: list[str], start: int, stop: int) -> np.ndarray:
 
 
 def accuracies(questions: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Returns the columns ``by``, ``questions``, ``accuracy`` and mean ``nats`` of an answer.
+    """Returns the columns ``by``, ``questions``, ``accuracy`` and means of an answer's measures.
 
     Args:
-        questions: Lines with the columns ``by``, ``right`` and ``nats``.
+        questions: Lines with the columns ``by``, ``right``, ``nats`` and, for models whose tokens
+            take additional steps, ``steps``.
         by: Columns to group lines by.
     """
     grouped = questions.groupby(by)
-    table = grouped[["right", "nats"]].mean().rename(columns={"right": "accuracy"})
+    measures = [name for name in ("right", "nats", "steps") if name in questions]
+    table = grouped[measures].mean().rename(columns={"right": "accuracy"})
     table.insert(0, "questions", grouped.size())
     return table.reset_index()
 

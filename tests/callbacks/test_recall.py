@@ -156,6 +156,29 @@ def test_answers_in_windows_by_level_and_dial():
     assert model.config == Depth(1)
 
 
+@pytest.mark.parametrize(
+    ("steps", "scalars", "by_level"),
+    [
+        ([3, 1, 0], {"recall/steps": 4 / 3, "recall/steps_correlation": 15 / 252**0.5}, [0.5, 3]),
+        ([1, 1, 1], {"recall/steps": 1.0}, [1, 1]),  # without a correlation
+    ],
+)
+def test_steps_of_a_question_are_taken_by_the_token_before_its_answer(steps, scalars, by_level):
+    class Stepping(Deep):
+        def recorded(self, batch, **consumers):
+            executed = torch.full((2, 8), 9)
+            executed[0, 2], executed[0, 6], executed[1, 0] = steps  # of the levels 2, 1 and 1
+            with recording(**consumers):
+                record("thinking_steps", executed=executed, most=9)
+            return super().recorded(batch, **consumers)
+
+    findings, model, analysis = Findings(), Stepping(), RecallAnalysis(pattern=LEVELS)
+    analysis._collect(Letters(), model, windows(), findings)
+    report = analysis._report(None, model, findings)
+    assert {k: v for k, v in report.scalars.items() if "steps" in k} == pytest.approx(scalars)
+    assert report.tables["level"]["steps"].tolist() == by_level
+
+
 def test_a_dial_needs_values():
     with pytest.raises(ValueError, match="go together"):
         RecallAnalysis(pattern=LEVELS, dial="thinking_steps")

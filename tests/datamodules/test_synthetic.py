@@ -12,6 +12,7 @@ from datamodules.synthetic import PEOPLE, TASKS, THINGS, VERSION
 KNOWN_TEXT = {
     "recall": (1, "eb13168fbdd9de4f"),
     "hops": (1, "2eb1b1ec2bbec697"),
+    "cipher": (1, "e8f59b278b529ef1"),
 }
 """VERSION and digest: change both or neither."""
 
@@ -83,6 +84,27 @@ def test_hops_follow_the_map_as_often_as_they_say(letters):
     assert min(counts.values()) > 0.8 * max(counts.values())
 
 
+def test_a_cipher_has_one_of_sixteen_keys_and_shows_a_pair_every_four_tokens():
+    seen = {}
+    for text in documents("cipher", train_documents=400, length=40):
+        tokens = text.split(" ")
+        assert len(tokens) == 4 * 40 - 1
+        assert tokens[0::4] == ["two"] * 40
+        assert (tokens[1::4], tokens[3::4]) == (["three"] * 40, ["one"] * 39)
+        pairs = tokens[2::4]
+        key = dict(pairs)
+        assert all(key[letter] == code for letter, code in pairs)
+        if len(key) == 8:  # all but one text in 25
+            assert sorted(key.values()) == [*"ABCDEFGH"]
+            seen.setdefault("".join(key[letter] for letter in "abcdefgh"), []).append(pairs)
+    assert len(seen) == 16
+    for letter in range(8):  # a letter alone says nothing of its code
+        assert sorted(key[letter] for key in seen) == [*"AABBCCDDEEFFGGHH"]
+    texts = [len(pairs) for pairs in seen.values()]
+    assert sum(texts) > 350
+    assert max(texts) < 3 * min(texts)  # about 24 of each
+
+
 @pytest.mark.parametrize("letters", [5, 8])
 def test_hops_of_a_whole_cycle_are_refused(letters):
     with pytest.raises(ValueError, match=f"levels={letters} must be at most {letters - 1}"):
@@ -95,6 +117,7 @@ def test_levels_and_letters_are_part_of_the_identity_of_texts_that_have_them(key
         sizes = {"levels": 3, "letters": 6, key: value}
         return SyntheticText(task=task, cache_dir="unused", **sizes).source()
 
-    assert source("recall", 4) == source("recall", 5)
-    assert key not in source("recall", 4)
+    for task in ("recall", "cipher"):
+        assert source(task, 4) == source(task, 5)
+        assert key not in source(task, 4)
     assert source("hops", 4) != source("hops", 5)
