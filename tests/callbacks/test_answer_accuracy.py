@@ -192,7 +192,7 @@ def test_questions_are_cut_out_of_batches(data):
         assert one.query == [256, *example.query.encode()]
         assert one.answer == [*example.answer.encode()]
         assert one.steps == [[*step.encode()] for step in example.steps]
-        assert (one.group, one.number) == (example.group, number)
+        assert (one.group, one.sequence_id) == (example.group, number)
 
 
 def test_the_longest_text_has_all_steps(data):

@@ -90,7 +90,7 @@ def test_accuracies_are_means_over_the_questions_of_a_distance():
     }
 
 
-@pytest.mark.parametrize(("pattern", "word"), [("(", "no regular"), ("(?P<key>a)", "answer")])
+@pytest.mark.parametrize(("pattern", "word"), [("(", "not a regular"), ("(?P<key>a)", "answer")])
 def test_a_pattern_that_finds_no_answers_is_refused(pattern, word):
     with pytest.raises(ValueError, match=word):
         RecallAnalysis(pattern=pattern)

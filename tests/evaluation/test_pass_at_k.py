@@ -214,7 +214,7 @@ def test_right_answers_pass(asks, monkeypatch, only, mean):
                 (folder / "test.jsonl").read_bytes()
             ),
             ("--num_fewshot", 1),
-            "6 of the questions that are asked",
+            "6 of the test questions",
         ),
         (
             lambda folder: (folder / "test.jsonl").write_text(

@@ -412,7 +412,7 @@ def test_steps_that_are_moved(reasoners, data, monkeypatch):
 
 def test_tokens_cannot_be_scored_one_by_one(fails, reasoners):
     line = fails("perplexity", "--ckpt", reasoners["ts"], "--mode", "autoregressive")
-    assert "mode (autoregressive) draws from windows, which StateTracking has none of" in line
+    assert "mode (autoregressive) draws from windows, and StateTracking has none" in line
 
 
 # ---- bad input

@@ -369,7 +369,9 @@ def test_bf16_weights(gpt2):
 def test_what_is_not_there_or_broken_is_one_line(gpt2, fails, tmp_path):
     assert "no tokenizer found" in fails("reversal", "--hf", tmp_path / "none")
     _, folder = gpt2(positions=8)
-    assert "tokens and the model's context 8; take one with" in fails("reversal", "--hf", folder)
+    assert "more than the model's context of 8; take a model with" in fails(
+        "reversal", "--hf", folder
+    )
     (folder / "model.safetensors").write_bytes(b"broken")
     assert "the model cannot be read" in fails("reversal", "--hf", folder)
     (folder / "model.safetensors").unlink()

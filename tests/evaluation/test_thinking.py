@@ -135,7 +135,7 @@ def test_generation_prints_the_steps_it_took(evaluates, ponder_path, checkpoint_
     words = ["--prompt", "a", "--max_new_tokens", "5", "--temperature", "0"]
     out = evaluates("generate", "--ckpt", ponder_path, *words, "--set.tau", "0")
     most = read_checkpoint(ponder_path).model_recipe["init_args"]["config"]["thinking_steps"]
-    assert f"--- {most:.2f} additional steps a token" in out
+    assert f"--- {most:.2f} additional steps per token" in out
     assert "additional" not in evaluates("generate", "--ckpt", checkpoint_path, *words)
 
 
