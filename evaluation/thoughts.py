@@ -11,7 +11,8 @@ thinking_steps, router  executed and expected steps, or recurrences; the tail w 
 prior_log_prob          gain from the latent vectors: loss at the prior's mean minus loss
 memory_attention        age of the sentences that are read; the gates are above the text
 thoughts                the thought after a chunk of a question, in words
-latent_states           the most likely words of each latent (Coconut, CODI)
+latent_states, latents  the most likely words of each latent (Coconut, CODI); its step in words
+                        where SIM-CoT's decoder says it
 ======================  ===========================================================================
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from lightning.fabric.utilities import move_data_to_device
 
 from callbacks.analysis.base import Recorder, as_float64, real_tokens
@@ -53,6 +55,8 @@ MEASURES = {
 """Columns of ``TokenTrace.tokens`` to colour tokens by, with their titles."""
 MOST_ANSWER = 64
 """Maximum length of an answer to a question in tokens."""
+MOST_STEP = 32
+"""Tokens of a step that SIM-CoT's decoder says."""
 WORDS = 3
 """Number of most likely tokens of a latent to show."""
 
@@ -101,7 +105,7 @@ class TraceRecorder(Recorder):
     """Records the statistics of any method in one pass through a text."""
 
     def __init__(self) -> None:
-        super().__init__("memory_attention", "prior_log_prob", "latent_states")
+        super().__init__("memory_attention", "prior_log_prob", "latent_states", "latents")
         self.forks, self.steps, self.thoughts = ForkRecorder(False), StepRecorder(), Recorded()
 
     def consumers(self) -> dict[str, Callable[..., None]]:
@@ -290,7 +294,10 @@ def _thoughts(
 def _latent_words(
     model: Any, tokenizer: Tokenizer, recorder: TraceRecorder, batch: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each latent with the most likely words of its state."""
+    """Returns a row for each latent with the most likely words of its state.
+
+    With a decoder of steps, the last latent of each step has the step as its text.
+    """
     states = recorder.latest("latent_states").get("states")
     if states is None:
         return []
@@ -302,6 +309,15 @@ def _latent_words(
         texts = pieces_alone(tokenizer, ids)
         told = ", ".join(f"{text!r} {each:.2f}" for text, each in zip(texts, p, strict=True))
         rows.append({"at": int(batch["query_lengths"][0]) - 1, "text": texts[0], "note": told})
+    if rows and model.network.decoder is not None:
+        size = model.layout.latents_per_step
+        fed = torch.stack(recorder.latest("latents")["states"], dim=1)[0]  # (m, D)
+        groups = fed[: len(fed) // size * size].unflatten(0, (-1, size))  # (G, c, D)
+        steps = model.network.write_steps(groups, MOST_STEP, tokenizer.vocab_size).tolist()
+        for row, ids in zip(rows[size - 1 :: size], steps, strict=True):
+            ended = next((i for i, token in enumerate(ids) if token in tokenizer.stop_ids), None)
+            row["text"] = tokenizer.decode_continuation(ids[:ended]).strip()
+            row["note"] = f"a step said by the decoder; likeliest words {row['note']}"
     return rows
 
 

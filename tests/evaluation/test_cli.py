@@ -1,7 +1,9 @@
 """The command line: quick help, one line for errors, and checkpoints that outlive moved files."""
 
+import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +50,22 @@ def test_every_command_explains_its_options(capsys, command):
 )
 def test_a_command_line_without_a_verb_gets_one(fails, argv, expected):
     assert expected in fails(*argv)
+
+
+@pytest.mark.parametrize("package", ["evaluation.cli", "training"])
+def test_installed_scripts_name_themselves(package, monkeypatch, capsys):
+    """Usage and hints of an installed script name no file of the repository."""
+    script = {"evaluation.cli": "latent-evaluate", "training": "latent-train"}[package]
+    monkeypatch.setattr(sys, "argv", [f"/usr/bin/{script}"])
+    program = importlib.import_module(package).main
+    assert program(["fitt"]) == 2
+    hint = capsys.readouterr().err
+    assert re.search(rf"(?<!python ){script} (perplexity --ckpt|fit -c) ", hint)
+    with pytest.raises(SystemExit):
+        program(["list", "--help"] if package == "training" else ["--help"])
+    usage = capsys.readouterr().out
+    assert usage.split()[:2] == ["usage:", script]
+    assert not re.search(r"(?<!/)(train|evaluate)\.py", hint + usage)
 
 
 def test_debug_shows_the_traceback(monkeypatch):

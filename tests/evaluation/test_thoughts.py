@@ -11,7 +11,7 @@ import pytest
 import torch
 from browser import CHROMIUM, browser
 
-from evaluation.thoughts import TokenTrace
+from evaluation.thoughts import MOST_STEP, TokenTrace
 from evaluation.thoughts_page import page, visible
 from lightning_models import load
 
@@ -152,6 +152,32 @@ def test_latents_are_read_in_words(name, write_method):
     word = lm.tokenizer.decode_continuation([best.item()]) or "\N{END OF PROOF}"
     assert thoughts["text"].iloc[0] == word
     assert thoughts["note"].iloc[0].startswith(f"{word!r} {p:.2f}, ")
+
+
+@pytest.mark.parametrize("name", ["codi-steps", "pccot-steps", "coconut-steps"])
+def test_a_decoder_says_the_steps_of_latents(name, write_method, monkeypatch):
+    """Each token is the likeliest after those before it, also where all are read at once."""
+    lm = opened(write_method(name))
+    model, write, given = lm.model, lm.model.network.write_steps, []
+    monkeypatch.setattr(
+        model.network, "write_steps", lambda *args: given.append(args[0]) or write(*args)
+    )
+    tokens = lm.trace(QUESTION).tokens
+    said = tokens[tokens["note"].str.startswith("a step said by the decoder; likeliest words")]
+    thoughts, each = tokens[tokens["kind"] == "thought"], model.layout.latents_per_step
+    assert said.index.tolist() == thoughts.index[each - 1 :: each].tolist()
+    query = [*lm.tokenizer.prompt_ids(QUESTION), model.config.special_id("latent_start")]
+    with torch.no_grad():
+        state = model.network(torch.tensor([query])).last[0, -1]
+        torch.testing.assert_close(given[0][0, 0], model.network.project(state))
+        latents = torch.randn(3, *given[0].shape[1:])
+        written = write(latents, 6, lm.tokenizer.vocab_size)
+        logits = model.network.say(latents, written) @ model.network.decoder.output_matrix.T
+    assert torch.equal(written, logits[..., : lm.tokenizer.vocab_size].argmax(dim=-1))
+    assert len(written.unique()) > 2
+    ids = write(given[0], MOST_STEP, lm.tokenizer.vocab_size).tolist()
+    words = [lm.tokenizer.decode_continuation(each).strip() for each in ids]
+    assert all(map(str.startswith, words, said["text"]))
 
 
 def test_a_chain_is_a_thought_and_no_thoughts_are_said(write_method):

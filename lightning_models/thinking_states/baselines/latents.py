@@ -2,7 +2,7 @@
 
 Coconut, CODI and PCCoT share the layout of rows, the network that feeds states back, scores,
 decoding and FLOPs. All of them may add SIM-CoT's decoder (arXiv 2509.20317), which predicts from
-each latent the step that it stands for; it is used in training only.
+each latent the step that it stands for; answers do not depend on it.
 """
 
 import copy
@@ -371,6 +371,22 @@ class LatentNetwork(TextNetwork):
         positions = torch.arange(h.shape[1], device=h.device).expand(len(h), -1)
         last: Tensor = self.decoder(h, positions).last
         return last[:, latents.shape[1] - 1 :]  # the last latent predicts the first token
+
+    def write_steps(self, latents: Tensor, most: int, vocab_size: int) -> Tensor:
+        """Returns the token ids (N, most) that the decoder writes greedily after latents.
+
+        Args:
+            latents: Latents that stand for one step each (N, c, D).
+            most: Number of tokens to write.
+            vocab_size: Number of ids that may be written.
+        """
+        assert self.decoder is not None
+        tokens = torch.zeros(len(latents), 1, dtype=torch.int64, device=latents.device)
+        for end in range(most):  # the last token is not read
+            states = self.say(latents, tokens)[:, -1]  # (N, D)
+            tokens[:, end] = (states @ self.decoder.output_matrix.T)[:, :vocab_size].argmax(dim=-1)
+            tokens = torch.nn.functional.pad(tokens, (0, 1))
+        return tokens[:, :most]
 
 
 # ---- model
