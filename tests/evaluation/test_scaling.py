@@ -212,8 +212,8 @@ def test_the_probe_over_data_is_fitted(result, evaluates, tmp_path):
         ({}, ["--y", "margin"], "second.json): there is no result with margin"),
         ({"margin": -1.5}, ["--y", "margin"], "second.json): margin (-1.5)"),
         ({"margin": "x"}, ["--y", "margin", "--law", "log"], "second.json): margin ('x')"),
-        ({"model": "Other", "train_tokens": 9}, [], "first.json): TransformerLM has one size"),
-        ({"nats_per_token": 2}, [], "TransformerLM has one size"),
+        ({"model": "Other", "train_tokens": 9}, [], "first.json): TransformerLM has only one size"),
+        ({"nats_per_token": 2}, [], "TransformerLM has only one size"),
         ({"train_tokens": 9}, ["--baseline", "GPT"], "baseline (GPT)"),
     ],
 )
