@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks.hooks import AgreedEnd, AsksAllRanks
+from callbacks.hooks import AgreedEnd, SumsOverRanks
 from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.trainer_state import in_accumulation
 
@@ -34,7 +34,7 @@ LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)
 """Signals that stay ignored if the program started so, as background jobs and under nohup."""
 
 
-class Termination(AsksAllRanks):
+class Termination(SumsOverRanks):
     """Ends training on a signal of ``ENDING``, after a checkpoint.
 
     The current optimiser step is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
@@ -76,11 +76,11 @@ class Termination(AsksAllRanks):
         self._ranks: list[float] | None = None  # number of ranks that got each signal of ENDING
         self._terminals: list[int] = []  # standard streams that are terminals
 
-    def question(self) -> list[float]:
+    def values_to_sum(self) -> list[float]:
         return [float(self._asked == signum) for signum in ENDING]
 
-    def answer(self, totals: list[float]) -> None:
-        self._ranks = totals  # until the end of the batch
+    def receive_sums(self, sums: list[float]) -> None:
+        self._ranks = sums  # until the end of the batch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # handles signals from now on; the trainer restores the former handlers when it ends

@@ -166,7 +166,7 @@ class HubText(SplitText):
         Raises:
             ValueError: If a split has none.
         """
-        parts = [self._dataset(split) for split in SPLITS if self.has_own(split)]
+        parts = [self._dataset(split) for split in SPLITS if self.is_separate(split)]
         known = [getattr(part, "_fingerprint", None) for part in parts]
         if None in known:
             raise ValueError(
@@ -202,7 +202,7 @@ class HubText(SplitText):
 
     # Documents
 
-    def has_own(self, split: Split) -> bool:
+    def is_separate(self, split: Split) -> bool:
         return self._splits[split] is not None
 
     def read(self, split: Split) -> Iterator[str]:

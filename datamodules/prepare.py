@@ -286,8 +286,8 @@ class _Partial:
         return _parsed(self._parts / f"{part:05d}.json")
 
     def _records(self) -> dict[int, dict[str, Any]]:
-        numbers = sorted(int(path.stem) for path in self._parts.glob("[0-9]*.json"))
-        records = {index: self._record(index) for index in numbers}
+        indices = sorted(int(path.stem) for path in self._parts.glob("[0-9]*.json"))
+        records = {index: self._record(index) for index in indices}
         return {index: record for index, record in records.items() if record is not None}
 
     def is_complete(self) -> bool:

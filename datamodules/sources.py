@@ -135,12 +135,12 @@ class RowSource:
         self._rows_per_batch = batch_size * world_size  # over all ranks
         self._rows_per_step = self._rows_per_batch * accumulate
 
-    def _numbers(self, n: int) -> np.ndarray:
+    def _indices(self, n: int) -> np.ndarray:
         """Returns the indices of this rank's rows in batch `n`, int64 (B,)."""
         first = n * self._rows_per_batch + self._rank * self._batch_size
         return np.arange(first, first + self._batch_size)
 
-    def _all_numbers(self, n: int) -> np.ndarray:
+    def _all_indices(self, n: int) -> np.ndarray:
         """Returns the indices of all ranks' rows in batch `n`, int64."""
         return np.arange(n * self._rows_per_batch, (n + 1) * self._rows_per_batch)
 
@@ -206,7 +206,7 @@ def accumulation_group(n: int, epoch_batches: int, accumulate: int) -> range:
     return range(first, min(first + accumulate, epoch_start + epoch_batches))
 
 
-class _ByNumber(Dataset[Batch]):
+class _ByIndex(Dataset[Batch]):
     """A source as a map-style dataset of whole batches, for loading workers."""
 
     def __init__(self, source: BatchSource) -> None:
@@ -299,11 +299,11 @@ class BatchLoader:
     def _position(self) -> int:
         return self._next if self._start is None else self._start()
 
-    def _torch_loader(self, numbers: range) -> DataLoader[Batch]:
+    def _torch_loader(self, indices: range) -> DataLoader[Batch]:
         return DataLoader(
-            _ByNumber(self.source),
+            _ByIndex(self.source),
             batch_size=None,
-            sampler=numbers,
+            sampler=indices,
             collate_fn=unchanged,
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
@@ -347,11 +347,11 @@ class DealtPrompts(RowSource, ABC):
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank."""
         last = len(self._prompts) - 1
-        numbers = [i for i in self._numbers(n).tolist() if i <= last] or [last]
-        return {**self._built(numbers), "prompt": [self._prompts[i] for i in numbers]}
+        indices = [i for i in self._indices(n).tolist() if i <= last] or [last]
+        return {**self._built(indices), "prompt": [self._prompts[i] for i in indices]}
 
     @abstractmethod
-    def _built(self, numbers: list[int]) -> Batch:
+    def _built(self, indices: list[int]) -> Batch:
         """Returns the batch of the prompts with the given indices."""
 
 

@@ -520,8 +520,8 @@ class TokenStream:
 
     def starts(self, documents: np.ndarray) -> np.ndarray:
         """Returns the starts of documents (indices of any shape) in the stream, int64."""
-        numbers = np.asarray(documents, dtype=np.int64)
-        return np.where(numbers > 0, self.ends(np.maximum(numbers - 1, 0)), 0)
+        indices = np.asarray(documents, dtype=np.int64)
+        return np.where(indices > 0, self.ends(np.maximum(indices - 1, 0)), 0)
 
     def split_file(self, name: str) -> Path:
         """Returns the path of a file of this split in the store: ``<split>-<name>``."""

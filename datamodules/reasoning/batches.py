@@ -92,7 +92,7 @@ class ReasoningSource(RowSource):
         return self._counts[n]
 
     def _count(self, n: int) -> dict[str, float]:
-        rows = self._all_numbers(n)
+        rows = self._all_indices(n)
         if self._counter is not None:
             counted = self._counter(self._built(n, rows))
             return {name: float(count) for name, count in counted.items()}
@@ -102,7 +102,7 @@ class ReasoningSource(RowSource):
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see the module's docstring for its keys."""
-        return self._built(n, self._numbers(n))
+        return self._built(n, self._indices(n))
 
     def _built(self, n: int, rows: np.ndarray) -> Batch:
         batch = reasoning_batch(
@@ -130,19 +130,19 @@ def reasoning_batch(
         eos_id: Token after answers and in padding.
         start_id: Token before queries, BOS or EOS.
     """
-    real, numbers = which >= 0, which.clip(min=0)
-    query, query_lengths = _queries(examples, numbers, real, eos_id, start_id)
-    starts, lengths = examples.answers(numbers)
+    real, indices = which >= 0, which.clip(min=0)
+    query, query_lengths = _queries(examples, indices, real, eos_id, start_id)
+    starts, lengths = examples.answers(indices)
     lengths = np.where(real, lengths + 1, 0)  # plus the EOS stored after it
     targets = torch.from_numpy(_padded(examples, starts, lengths, IGNORE))
     positions, inside = _positions(starts, lengths)
     tokens = np.where(inside, targets.numpy(), 0)
     sizes = np.where(inside, examples.stream.bytes_at(positions, tokens), 0)
-    groups = np.where(real, examples.groups(numbers), NO_GROUP)
+    groups = np.where(real, examples.groups(indices), NO_GROUP)
     return {
         "query": torch.from_numpy(query),
         "query_lengths": torch.from_numpy(query_lengths),
-        **_steps(examples, numbers, real, eos_id),
+        **_steps(examples, indices, real, eos_id),
         "targets": targets,
         "sequence_id": torch.from_numpy(rows),
         "group": torch.from_numpy(groups),
@@ -151,25 +151,25 @@ def reasoning_batch(
 
 
 def _queries(
-    examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int, start_id: int
+    examples: Examples, indices: np.ndarray, real: np.ndarray, eos_id: int, start_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns queries after BOS or EOS (B, Q), and their lengths (B,)."""
-    starts, lengths = examples.queries(numbers)
+    starts, lengths = examples.queries(indices)
     lengths = np.where(real, lengths, 0)
     query = _padded(examples, starts, lengths, eos_id, least=0)
     return np.pad(query, ((0, 0), (1, 0)), constant_values=start_id), lengths + 1
 
 
 def _steps(
-    examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int
+    examples: Examples, indices: np.ndarray, real: np.ndarray, eos_id: int
 ) -> dict[str, Tensor]:
     """Returns ``steps``, ``step_lengths`` and ``step_places``."""
-    counts = np.where(real, examples.num_steps(numbers), 0)
+    counts = np.where(real, examples.num_steps(indices), 0)
     order = np.arange(max(1, counts.max()))
     there = order < counts[:, None]  # (B, R)
     starts, lengths, places = (np.zeros(there.shape, dtype=np.int64) for _ in range(3))
     row, step = np.nonzero(there)  # (S,) each, in row-major order as `there` selects
-    starts[there], lengths[there], places[there] = examples.steps(numbers[row], step)
+    starts[there], lengths[there], places[there] = examples.steps(indices[row], step)
     return {
         "steps": torch.from_numpy(_padded(examples, starts, lengths, eos_id)),
         "step_lengths": torch.from_numpy(lengths),

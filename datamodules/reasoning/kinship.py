@@ -603,7 +603,7 @@ class Kinship(AnswerDataModule):
         """Returns the 22 relations."""
         return [f" {word}" for word in RELATIONS]
 
-    def groups(self, split: Split, numbers: np.ndarray) -> np.ndarray:
+    def groups(self, split: Split, indices: np.ndarray) -> np.ndarray:
         """Returns the hops of each story."""
         hops = np.array(self._hops[split], dtype=np.int64)
-        return hops[numbers % len(hops)]
+        return hops[indices % len(hops)]

@@ -182,41 +182,41 @@ class Examples:
         """Returns the number of examples, N."""
         return len(self._groups)
 
-    def groups(self, numbers: np.ndarray) -> np.ndarray:
+    def groups(self, indices: np.ndarray) -> np.ndarray:
         """Returns the group of each example, int64."""
-        return np.asarray(self._groups[numbers])
+        return np.asarray(self._groups[indices])
 
-    def num_steps(self, numbers: np.ndarray) -> np.ndarray:
+    def num_steps(self, indices: np.ndarray) -> np.ndarray:
         """Returns the number of steps of each example, int64."""
-        return np.asarray(self._firsts[numbers + 1] - self._firsts[numbers] - 2)
+        return np.asarray(self._firsts[indices + 1] - self._firsts[indices] - 2)
 
-    def queries(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def queries(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the start of each query in the stream, and its length without EOS."""
-        return self._spans(self._firsts[numbers])
+        return self._spans(self._firsts[indices])
 
-    def answers(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def answers(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the start of each answer in the stream, and its length without EOS."""
-        return self._spans(self._firsts[numbers + 1] - 1)
+        return self._spans(self._firsts[indices + 1] - 1)
 
     def steps(
-        self, numbers: np.ndarray, places: np.ndarray
+        self, indices: np.ndarray, places: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns start, length without EOS, and query token of steps.
 
         Args:
-            numbers: Indices of examples, any shape.
+            indices: Indices of examples, any shape.
             places: Index of the step in its example, of the same shape.
         """
-        starts, lengths = self._spans(self._firsts[numbers] + 1 + places)
-        return starts, lengths, np.asarray(self._places[self._step_numbers(numbers) + places])
+        starts, lengths = self._spans(self._firsts[indices] + 1 + places)
+        return starts, lengths, np.asarray(self._places[self._step_indices(indices) + places])
 
     def _spans(self, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         starts = self.stream.starts(texts)
         return starts, self.stream.ends(texts) - 1 - starts
 
-    def _step_numbers(self, numbers: np.ndarray) -> np.ndarray:
+    def _step_indices(self, indices: np.ndarray) -> np.ndarray:
         """Returns the index of each example's first step; two texts per example are no steps."""
-        return np.asarray(self._firsts[numbers] - 2 * numbers)
+        return np.asarray(self._firsts[indices] - 2 * indices)
 
     def mean_query_and_answer(self) -> float:
         """Returns the mean length of a query and its answer, with an EOS each."""

@@ -69,8 +69,8 @@ class SentenceIndex:
 
     def starts(self, sentences: np.ndarray) -> np.ndarray:
         """Returns the starts of sentences in the stream, at their BOS; int64."""
-        numbers = np.asarray(sentences, dtype=np.int64)
-        return np.where(numbers > 0, self.ends[np.maximum(numbers - 1, 0)], 0)
+        indices = np.asarray(sentences, dtype=np.int64)
+        return np.where(indices > 0, self.ends[np.maximum(indices - 1, 0)], 0)
 
     def ends_document(self, stops: np.ndarray) -> np.ndarray:
         """Returns whether a document ends right before each sentence, bool."""
