@@ -1,8 +1,8 @@
-"""Questions with known answers: asking a model, and its accuracy after validations.
+"""Accuracy of a model on questions with known answers, measured after validations.
 
 A batch of reasoning rows has ``query``, ``steps`` and ``targets`` (``datamodules.reasoning``); a
 batch of windows marks the positions of the answer (``datamodules.answers``). The data judge
-answers with ``is_right(text, answer)``. ``evaluate.py reason`` asks in the same way.
+answers with ``is_right(text, answer)``. ``evaluate.py reason`` uses the same functions.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from callbacks.random_state import undisturbed
 from callbacks.recorded_thoughts import RowThinking
 
 ROOM = 2
-"""Length that a model may write, as a multiple of the longest right text with steps."""
+"""Maximum length of an answer, as a multiple of the longest right text with steps."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def room_for(questions: Sequence[Question], data: Any, limit: int | None = None)
     Args:
         questions: At least one question.
         data: The data module, which has the templates of answers.
-        limit: A given maximum. None means twice the length of the longest right text with all its
-            steps, or, for windows, whose length is limited, the longest answer and EOS.
+        limit: The maximum, if it is given. Defaults to twice the length of the longest right text
+            with all its steps or, for windows, whose length is limited, the longest answer and EOS.
     """
     if limit:
         return limit
@@ -113,7 +113,7 @@ def longest_text(questions: Sequence[Question], data: Any) -> int:
 
 
 def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
-    """Asks a model questions and judges its answers, see `write` and `judge`."""
+    """Lets a model answer questions and judges its answers; see `write` and `judge`."""
     written = write(model, data, questions, max_new_tokens)
     return [judge(model, data, *pair) for pair in zip(questions, written, strict=True)]
 
@@ -121,7 +121,7 @@ def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: in
 def write(
     model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int
 ) -> list[list[int]]:
-    """Decodes an answer to each question greedily; returns its token ids, EOS included.
+    """Decodes an answer to each question greedily; returns token ids, including EOS.
 
     Args:
         model: The model.
@@ -153,7 +153,7 @@ def judge(model: Any, data: Any, question: Question, written: list[int]) -> Repl
     answer = model.answer_tokens(written) if hasattr(model, "answer_tokens") else written
     text = tokenizer.decode_continuation([i for i in answer if i not in tokenizer.stop_ids])
     right = bool(data.is_right(text, tokenizer.decode_continuation(question.answer)))
-    if data.rows == "windows":  # a prefix of an answer may be an answer, too: son, son-in-law
+    if data.rows == "windows":  # a prefix of an answer may also be an answer: son, son-in-law
         right = right and bool(written) and written[-1] in tokenizer.stop_ids
     return Reply(question, written, text, right)
 
@@ -165,16 +165,16 @@ class AnswerAccuracy(EvaluationHooks):
     logged as ``val/accuracy`` (or ``test/accuracy``), and with several groups of questions also as
     ``val/accuracy/<group>_<g>``; questions of the split that are longer than block_size are not
     asked, but counted in ``val/accuracy/left_out``. Each rank asks the questions of its batches, so
-    more ranks ask more questions. Training is not affected: random states and modes do not change.
+    more ranks ask more questions. Training is not affected: random states and modes are restored.
     ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the checkpoint that answers
     best.
 
     Args:
-        num_batches: Number of batches on each rank whose questions to ask, or null for all.
-        max_new_tokens: Maximum number of tokens that a model may write, a chain of thought
-            included. Null means twice the tokens of the longest right text of the batch with
-            its steps, or, in windows, the tokens of its longest answer and EOS.
-        by_group: Whether to log groups of questions, too.
+        num_batches: Number of batches per rank whose questions to ask, or null for all.
+        max_new_tokens: Maximum number of tokens that a model may write, including
+            a chain of thought. Null allows twice the tokens of the longest right text of the batch
+            with its steps or, in windows, the tokens of its longest answer and EOS.
+        by_group: Whether to log groups of questions as well.
 
     Raises:
         ValueError: If a number is too low.
@@ -225,7 +225,7 @@ class AnswerAccuracy(EvaluationHooks):
             self._right[reply.question.group] += reply.right
 
     def evaluation_epoch_ends(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        # every rank logs the same names, before checkpoints are ranked
+        # All ranks log the same names, before checkpoints are ranked.
         asked: Counter[int] = Counter()
         right: Counter[int] = Counter()
         for their_asked, their_right in gather((self._asked, self._right)):

@@ -20,14 +20,14 @@ class ModelOverview(L.Callback):
             print(overview(pl_module, data.row_tokens("train") if whole else None), flush=True)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # here the number of batches of an epoch is known
+        # the number of batches per epoch is known only now
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if trainer.is_global_zero and hasattr(data, "step_batch"):
             print(_planned_batch(trainer, data), flush=True)
 
 
 def _planned_batch(trainer: Any, data: Any) -> str:
-    """Returns `batch_line` of a training that starts or resumes."""
+    """Returns `batch_line` for a run that starts or resumes."""
     steps, epoch = trainer.estimated_stepping_batches, trainer.num_training_batches
     batch = data.step_batch(trainer.world_size, trainer.accumulate_grad_batches).within(epoch)
     accumulate, tokens, total = batch.accumulate, batch.size * data.unit_tokens(), None
@@ -58,12 +58,12 @@ def batch_line(
     parts = [
         f"global batch {of_size}{batch.size:,} {batch.unit} = {most}{batch.micro:,} micro-batch x "
         f"{batch.accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
-        f"{bound}{round(tokens):,} tokens a step",
+        f"{bound}{round(tokens):,} tokens per step",
     ]
     if steps is not None:
         parts.append("no last step" if math.isinf(steps) else f"{steps:,.0f} steps")
     if total is not None:
-        parts.append(f"{bound}{round(total):,} tokens in all")
+        parts.append(f"{bound}{round(total):,} tokens in total")
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Progress of a running training: loss, speed and remaining time."""
+"""Progress of a training run: loss, speed and remaining time."""
 
 import math
 import shlex
@@ -22,13 +22,13 @@ class Progress(TQDMProgressBar):
 
     Both show the logged losses, tokens per second (from the ``Throughput`` callback) and the time
     left until max_steps, max_epochs or max_time, whichever comes first. Each validation prints a
-    line, and so does the end of the training, with the last checkpoint and a command to evaluate
+    line, and so does the end of the run, with the last checkpoint and a command to evaluate
     it.
 
     Args:
-        refresh_rate: Batches between two updates of the bar. 0 disables the output.
-        line_every_n_steps: Optimiser steps between two lines if the output is not a terminal. Null
-            means trainer.log_every_n_steps.
+        refresh_rate: Number of batches between updates of the bar; 0 disables the output.
+        line_every_n_steps: Number of optimiser steps between lines if the output is not a
+            terminal. Null uses trainer.log_every_n_steps.
         leave: Whether to keep a bar after its epoch.
     """
 
@@ -98,7 +98,7 @@ class Progress(TQDMProgressBar):
             self.print(line)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # the bar is closed by now; a training that ended with an error does not get here
+        # the bar is already closed; a run that ended with an error does not get here
         path = newest_written(trainer) if self._lines or self.is_enabled else None
         if path is not None:
             name = shlex.quote(str(_from_here(path)))
@@ -108,7 +108,7 @@ class Progress(TQDMProgressBar):
     def get_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        values = {  # without the values of validations, which have separate lines
+        values = {  # without validation values, which have separate lines
             name: value
             for name, value in super().get_metrics(trainer, pl_module).items()
             if name != "v_num" and not name.startswith("val/")

@@ -38,13 +38,14 @@ class Termination(SumsOverRanks):
     """Ends training on a signal of ``ENDING``, after a checkpoint.
 
     The current optimiser step is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
-    on all ranks at the same step, whichever of them got the signal. Several ranks finish the next
-    step, too, if the signal comes after the reduction of ``NonFinite``, which tells all of them.
+    on all ranks at the same step, whichever rank got the signal. With several ranks the next step
+    is also finished if the signal comes after the reduction of ``NonFinite``, which informs all
+    ranks.
 
     A validation is aborted at its next batch, after writing a ``last.ckpt`` from which
     ``PendingValidation`` repeats it. The exception is a validation between two accumulated
     micro-batches of several ranks, whose gradients a checkpoint does not hold bit-exactly: then the
-    validation and the step are finished first. A second SIGINT ends the process at once, and so
+    validation and the step are finished first. A second SIGINT ends the process immediately, and so
     does a SIGTERM more than a second after the first signal; an earlier one is the same request
     (``timeout`` and launchers signal the process and its group). A run that finishes in the
     meantime ends as usual. SIGHUP means that the terminal was closed, so later output to it is
@@ -155,7 +156,7 @@ class Termination(SumsOverRanks):
         if asked_for:
             self._ending = asked_for[0]
             step, name = trainer.global_step, self._ending.name
-            rank_zero_info(f"{name}: writing a checkpoint after step {step}, then ending")
+            rank_zero_info(f"{name}: writing a checkpoint after step {step}, then exiting")
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -199,7 +200,7 @@ def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:
 
 
 def _terminated(trainer: L.Trainer, signum: signal.Signals) -> Terminated:
-    end = "no checkpoint was written, as this run keeps none"
+    end = "no checkpoint was written, because this run keeps none"
     paths = [writer.last_model_path for writer in _writers(trainer) if writer.last_model_path]
     if paths:
         end = f"resume from {paths[0]} with --ckpt_path last"

@@ -1,8 +1,8 @@
-"""Corpora of questions with one right answer: a window is one question, and its answer is marked.
+"""Corpora of questions with one right answer: each window is a question with its answer marked.
 
-The text store holds question and answer as two documents, one after the other, so each is
-tokenised by itself: the start of the answer is exact for every tokenizer, and the same answer
-always has the same tokens.
+The text store has question and answer as two consecutive documents, so each is tokenised by itself:
+the start of the answer is exact for every tokenizer, and the same answer always has the same
+tokens.
 """
 
 from abc import abstractmethod
@@ -26,16 +26,16 @@ LossOn = Literal["answer", "all"]
 class AnswerDataModule(TextDataModule):
     """Batches of questions and answers, one question per row, padded on the right.
 
-    Rows are as wide as the longest question of their split with its answer; `block_size` only has
-    to be large enough. Batches have the keys of `TextDataModule` and two more: ``answer`` (B, T)
+    Rows are as wide as the longest question of their split with its answer; `block_size` is only an
+    upper limit. Batches have the keys of `TextDataModule` and two more: ``answer`` (B, T)
     bool, true where the target is a token of the answer or the EOS after it; ``group`` (B,) int64,
     the group for accuracies (`group_name`), -1 in padding rows.
 
     Args:
         loss_on: Targets of the loss, in training and evaluation: 'answer' (and the EOS after it),
-            or 'all' tokens. A question is drawn at random: beyond its wording there is nothing to
-            learn in it, and its tokens outnumber the answer's.
-        train_windows: 'packed' visits each question once an epoch, in a new order; 'random' draws
+            or 'all' tokens. Questions are drawn at random: apart from their wording there is
+            nothing to learn in them, and their tokens outnumber the answers'.
+        train_windows: 'packed' visits each question once per epoch, in a new order; 'random' draws
             questions with replacement.
         **kwargs: See `TextDataModule`.
 
@@ -149,8 +149,8 @@ class AnswerDataModule(TextDataModule):
 def _spans(stream: TokenStream, bos_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the start of each question, the start of its answer, and the end of the answer.
 
-    A BOS may precede the question's start. An EOS precedes the answer's start, and another is the
-    answer's last token.
+    A BOS may precede the question's start. An EOS precedes the answer's start, and another one is
+    the answer's last token.
     """
     ends = np.asarray(stream.document_ends)
     assert len(ends) % 2 == 0, "a question or an answer without text"
@@ -159,10 +159,10 @@ def _spans(stream: TokenStream, bos_id: int | None) -> tuple[np.ndarray, np.ndar
 
 
 class AnswerSource(RowSource):
-    """Batches of one question a row: BOS or EOS, question, answer, EOS, and then -100.
+    """Batches of one question per row: BOS or EOS, question, answer, EOS, and then -100.
 
     Args:
-        stream: Tokens of one split, question and answer in turn.
+        stream: Tokens of one split, alternating between questions and answers.
         groups: Group of each question, int64 (number of questions,).
         order: Order of the questions in rows; see `RowOrder`.
         seed: Seed of that order.

@@ -85,7 +85,7 @@ def configured(options: argparse.Namespace) -> Study:
     files = tuple(str(Path(pattern).expanduser().absolute()) for pattern in options.text)
     for pattern, path in zip(options.text, files, strict=True):
         if not glob.glob(path, recursive=True):
-            raise StudyError(f"text ({pattern}): there is no such file; check path and pattern")
+            raise StudyError(f"text ({pattern}): no such file; check path and pattern")
     return load_study(options.study, files=files or None, **typed)
 
 

@@ -42,7 +42,7 @@ GOOD = "runs/TransformerLM/version_0/checkpoints/last.ckpt"
 FROM = f"--ckpt_path={GOOD}"
 
 DATA = {
-    "missing file": ("--data.data_files=none.txt", "none.txt: there is no such file"),
+    "missing file": ("--data.data_files=none.txt", "none.txt: no such file"),
     "broken line": ("--data.data_files=broken.jsonl", "broken.jsonl, line 3 is not JSON"),
     "deeply nested line": (
         "--data.data_files=deep.jsonl",

@@ -5,16 +5,16 @@ batch, all tensors int64:
 
 | key | shape | what |
 |---|---|---|
-| ``query`` | (B, Q) | BOS (EOS without one) and the query's tokens, then EOS to the common width |
+| ``query`` | (B, Q) | BOS (EOS without one) and the query's tokens, padded with EOS |
 | ``query_lengths`` | (B,) | its tokens, including BOS or EOS |
-| ``steps`` | (B, R, Z) | the tokens of each step, EOS after them; R and Z at least 1 |
+| ``steps`` | (B, R, Z) | the tokens of each step, padded with EOS; R and Z at least 1 |
 | ``step_lengths`` | (B, R) | tokens of each step; 0 if there is no such step |
 | ``step_places`` | (B, R) | index in ``query`` of the token that each step belongs to, else -1 |
-| ``targets`` | (B, A) | the answer and an EOS, -100 after them |
+| ``targets`` | (B, A) | the answer and an EOS, padded with -100 |
 | ``sequence_id`` | (B,) | index of the row; in evaluation, index of its example |
 | ``group`` | (B,) | group for accuracies |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
-| ``epochs`` | a float | training: trainer epochs that precede this batch's step |
+| ``epochs`` | a float | in training, the trainer epochs before this batch's step |
 
 If limit_train_batches shortens the trainer's epochs, ``epochs`` counts the short epochs, and a
 curriculum advances with them. With overfit_batches there are no ``epochs``: every epoch repeats the
@@ -40,7 +40,7 @@ from datamodules.text import IGNORE, target_bytes
 BatchCounter = Callable[[Batch], dict[str, float]]
 """Counts the normalisers of a model's loss in a batch."""
 
-_KEPT_COUNTS = 1024  # batches whose counts are cached; more than an optimiser step has
+_KEPT_COUNTS = 1024  # batches whose counts are cached, more than an optimiser step has
 
 
 class ReasoningSource(RowSource):
@@ -76,7 +76,7 @@ class ReasoningSource(RowSource):
         self._counts: dict[int, dict[str, float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the cached counts; loading processes recompute them."""
+        """Omits the cached counts, which data-loading workers recompute."""
         return {**vars(self), "_counts": {}}
 
     def __len__(self) -> int:
@@ -153,7 +153,7 @@ def reasoning_batch(
 def _queries(
     examples: Examples, indices: np.ndarray, real: np.ndarray, eos_id: int, start_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns queries after BOS or EOS (B, Q), and their lengths (B,)."""
+    """Returns queries that begin with BOS or EOS (B, Q), and their lengths (B,)."""
     starts, lengths = examples.queries(indices)
     lengths = np.where(real, lengths, 0)
     query = _padded(examples, starts, lengths, eos_id, least=0)
@@ -166,14 +166,14 @@ def _steps(
     """Returns ``steps``, ``step_lengths`` and ``step_places``."""
     counts = np.where(real, examples.num_steps(indices), 0)
     order = np.arange(max(1, counts.max()))
-    there = order < counts[:, None]  # (B, R)
-    starts, lengths, places = (np.zeros(there.shape, dtype=np.int64) for _ in range(3))
-    row, step = np.nonzero(there)  # (S,) each, in row-major order as `there` selects
-    starts[there], lengths[there], places[there] = examples.steps(indices[row], step)
+    is_step = order < counts[:, None]  # (B, R)
+    starts, lengths, places = (np.zeros(is_step.shape, dtype=np.int64) for _ in range(3))
+    row, step = np.nonzero(is_step)  # (S,) each, in row-major order as `is_step` selects
+    starts[is_step], lengths[is_step], places[is_step] = examples.steps(indices[row], step)
     return {
         "steps": torch.from_numpy(_padded(examples, starts, lengths, eos_id)),
         "step_lengths": torch.from_numpy(lengths),
-        "step_places": torch.from_numpy(np.where(there, places, -1)),
+        "step_places": torch.from_numpy(np.where(is_step, places, -1)),
     }
 
 

@@ -94,7 +94,7 @@ def read_solved(paths: Iterable[Path], key: str) -> Iterator[SolvedProblem]:
         key: Option that names the files, for messages.
 
     Raises:
-        ValueError: If a file is missing or empty, or a line is not such a problem.
+        ValueError: If a file is missing or empty, or a line is not a problem.
     """
     for path in paths:
         if not path.is_file():

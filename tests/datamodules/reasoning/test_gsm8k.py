@@ -81,7 +81,7 @@ def test_problems_of_both_formats(tmp_path):
         ("a.txt", "Why?||<<1=1>>", "line 1: expected 'question"),
         ("a.txt", "\n", r"files \(.*a\.txt\) is empty"),
         ("a.txt", None, "no such file"),
-        ("a.jsonl", '{"question": "a"}', "line 1: expected an object with the texts 'question'"),
+        ("a.jsonl", '{"question": "a"}', "line 1: expected an object with the strings 'question'"),
         ("a.parquet", "", "not from parquet"),
     ],
 )
