@@ -5,7 +5,7 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | Callback | Function |
 |---|---|
 | ``SaveCheckpoints`` | writes ``last.ckpt`` and the best checkpoint by validation |
-|| ``PendingValidation`` | repeats a validation during which the previous process ended ||
+| ``PendingValidation`` | repeats a validation during which the previous process ended |
 | ``ResumeState`` | restores random states and unfinished steps, for bit-exact resumption |
 | ``KeepOptimizerSettings`` | applies configured optimiser settings instead of restored ones |
 | ``Validation`` | sets the interval of validations in optimiser steps, and their size |

@@ -5,7 +5,7 @@
 | ``bytes`` | 256 byte values and EOS; needs no files |
 | ``gpt2``, ``cl100k_base``, ... | a tiktoken encoding |
 | ``path/tokenizer.json`` | a file of the ``tokenizers`` library, with the configs next to it |
-|| ``path/of/a/folder`` | the folder of such a file, e.g. a published or exported model ||
+| ``path/of/a/folder`` | the folder of such a file, e.g. a published or exported model |
 | ``owner/name`` | the ``tokenizer.json`` of a repository on the Hugging Face hub |
 | ``bpe:1024`` | a byte-level BPE of exactly that many entries, trained on the corpus |
 

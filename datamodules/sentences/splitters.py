@@ -4,7 +4,7 @@
 |---|---|---|
 | ``rules`` | the rules of ``sentencex`` for a language | nothing |
 | ``sat``, ``sat:NAME``, ``sat:FOLDER`` | ``wtpsplit.SaT`` at its default threshold | weights |
-|| ``spans:N`` | spans of N tokens instead of sentences; the last one is shorter | nothing ||
+| ``spans:N`` | spans of N tokens instead of sentences; the last one is shorter | nothing |
 
 White space between two sentences belongs to the second, so that " The" stays one token.
 """
