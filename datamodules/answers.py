@@ -143,7 +143,7 @@ class AnswerDataModule(TextDataModule):
         )
 
 
-# ---- batches of rows by number
+# ---- batches of rows by index
 
 
 def _spans(stream: TokenStream, bos_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
