@@ -7,10 +7,10 @@ import torch.distributed as dist
 
 
 class EvaluationHooks(L.Callback):
-    """A callback on the batches of validations, and of tests if ``of_tests`` is set.
+    """A callback on validation batches, and on test batches if ``of_tests`` is set.
 
     Lightning has separate hooks for the two; here both call the same four methods, which do
-    nothing unless overridden. The sanity check before training calls none of them.
+    nothing unless overridden. The sanity check before training calls none.
     """
 
     of_tests: ClassVar[bool] = True

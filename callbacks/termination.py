@@ -38,9 +38,8 @@ class Termination(SumsOverRanks):
     """Ends training on a signal of ``ENDING``, after a checkpoint.
 
     The current optimiser step is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
-    on all ranks at the same step, whichever rank got the signal. With several ranks the next step
-    is also finished if the signal comes after the reduction of ``NonFinite``, which informs all
-    ranks.
+    on all ranks at the same step, whichever of them got the signal. Several ranks finish the next
+    step as well if the signal comes after the reduction of ``NonFinite``, which tells all of them.
 
     A validation is aborted at its next batch, after writing a ``last.ckpt`` from which
     ``PendingValidation`` repeats it. The exception is a validation between two accumulated

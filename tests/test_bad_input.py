@@ -59,7 +59,10 @@ DATA = {
     "missing tokenizer.json": ("--data.tokenizer=none.json", "none.json"),
     "binary tokenizer.json": ("--data.tokenizer=binary.json", "binary.json' is not UTF-8 text"),
     "window too long": ("--data.block_size=100000", "block_size=100000 is longer than the split"),
-    "batch too large": ("--data.batch_size=5000", "takes 5000 windows, but the train split has only"),
+    "batch too large": (
+        "--data.batch_size=5000",
+        "takes 5000 windows, but the train split has only",
+    ),
     "cache folder is a file": ("--data.cache_dir=text.jsonl", "text.jsonl"),
     "cache below a file": ("--data.cache_dir=text.jsonl/cache", "text.jsonl/cache"),
     "cache where nothing can be written": ("--data.cache_dir=/proc/cache", "/proc/cache"),
