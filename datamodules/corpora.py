@@ -63,7 +63,7 @@ class SplitText(TextDataModule):
 
     @abstractmethod
     def is_separate(self, split: Split) -> bool:
-        """Returns whether a split has separate documents, which is always so for train."""
+        """Returns whether a split has separate documents, as the train split always has."""
 
     @abstractmethod
     def read(self, split: Split) -> Iterator[str]:

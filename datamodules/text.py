@@ -355,7 +355,7 @@ class WindowSource(RowSource):
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `as_batch`.
 
-        With `special_ids` it also has ``lexical`` (B, T) bool, false where the target is special.
+        With `special_ids` it also has ``lexical`` (B, T) bool, true where a target is not special.
         """
         indices = self._indices(n)
         positions = self._order.positions(indices)

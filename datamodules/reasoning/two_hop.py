@@ -10,17 +10,19 @@ header and one question per row; other columns are ignored.
 `TwoHopFact.csv`, and SOCRATES, of Yang et al. (arXiv 2402.16837, 2411.16679; on the hub as
 soheeyang/TwoHopFact and soheeyang/SOCRATES):
 
-| column | holds | |---|---| | ``e1.value``, ``e2.value``, ``e3.value`` | names of subject, bridge
-and answer | | ``e2.aliases``, ``e3.aliases`` | other names, a Python tuple of tuples of strings;
-may be missing | | ``r1(e1).prompt``, ``r2(e2).prompt`` | the facts up to their objects, "The singer
-of X is" | | ``r2(r1(e1)).prompt`` | the question, "The mother of the singer of X is" |
+| column | content |
+|---|---|
+| ``e1.value``, ``e2.value``, ``e3.value`` | names of subject, bridge and answer |
+| ``e2.aliases``, ``e3.aliases`` | other names, a Python tuple of tuples of strings; optional |
+| ``r1(e1).prompt``, ``r2(e2).prompt`` | the facts up to their objects, "The singer of X is" |
+| ``r2(r1(e1)).prompt`` | the question, "The mother of the singer of X is" |
 
 `two_hop.csv` with templates of Biran et al. (arXiv 2406.12775, "Hopping Too Late"):
 
-| column | holds |
+| column | content |
 |---|---|
 | ``e1_label``, ``e2_label``, ``e3_label`` | names of subject, bridge and answer |
-| ``e2_aliases``, ``e3_aliases`` | other names, a Python list of strings; may be missing |
+| ``e2_aliases``, ``e3_aliases`` | other names, a Python list of strings; optional |
 | ``r1_template``, ``r2_template`` | the relations with ``{}``: "the spouse of {}", "{} is led by" |
 | ``source_prompt`` | the question, "the spouse of the performer of X is" |
 """

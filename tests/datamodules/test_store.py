@@ -222,8 +222,8 @@ def test_check_of_what_is_no_store(tmp_path):
     done = run("-m", "datamodules.check", tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: {tmp_path} is neither a text store nor a folder of text stores. Name a store, or the "
-        "cache_dir of the data.\n"
+        f"error: {tmp_path} is neither a text store nor a folder of text stores. Name a store, or "
+        "the cache_dir of the data.\n"
     )
 
 
