@@ -27,7 +27,7 @@ def whole_file(path: Path, *, sole: bool = False) -> Iterator[BinaryIO]:
             processes can be removed.
 
     Raises:
-        OSError: The file cannot be written; ``filename`` is its path.
+        OSError: If the file cannot be written; ``filename`` is its path.
     """
     if sole:
         remove_unfinished(path.parent, path.name)
@@ -108,7 +108,7 @@ def check_folder(key: str, folder: Path, value: Path | None = None) -> None:
         value: Value of the argument, if it is not the folder but a path in it.
 
     Raises:
-        ValueError: The path or a parent is a file, or the folder is not writable.
+        ValueError: If the path or a parent is a file, or the folder is not writable.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     name = f"{key} ({value or folder})"

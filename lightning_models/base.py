@@ -173,7 +173,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         (projections, scores and weighted sums), ``feed_forward``, and further ones of the method.
 
         Raises:
-            ValueError: The method does not count them.
+            ValueError: If the method does not count them.
         """
         raise ValueError(f"{type(self).__name__} does not count its FLOPs by part")
 
@@ -249,8 +249,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Builds the network once, shards it if the strategy has a device mesh, and compiles it.
 
         Raises:
-            ValueError: The strategy shards parameters without a device mesh, or the network to be
-                sharded exists already.
+            ValueError: If the strategy shards parameters without a device mesh, or the network to
+                be sharded exists already.
         """
         mesh = getattr(self, "_device_mesh", None)
         if self.network is not None:
@@ -518,7 +518,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             schedule: Key and value of the option that follows the schedule, for the message.
 
         Raises:
-            ValueError: The run has no end.
+            ValueError: If the run has no end.
         """
         if self._trainer is None:
             return 1.0

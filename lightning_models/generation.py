@@ -42,7 +42,7 @@ class SamplingConfig:
     """Options for sampling the next token.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     temperature: float = 1.0
@@ -76,7 +76,7 @@ def whole_number(name: str, value: Any, *, least: int, most: int | None = None) 
     """Converts an integer of any type, such as NumPy's, to Python's.
 
     Raises:
-        ValueError: The value is no integer (bools are none), or out of its range.
+        ValueError: If the value is no integer (bools are none), or out of its range.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} ({value!r}) must be a whole number")
@@ -92,7 +92,8 @@ def finite_number(name: str, value: Any) -> float:
     """Converts a real number of any type, such as NumPy's, to Python's.
 
     Raises:
-        ValueError: The value is no number (bools are none), infinite, NaN or too large for a float.
+        ValueError: If the value is no number (bools are none), infinite, NaN or too large for a
+            float.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} ({value!r}) must be a number")
@@ -121,7 +122,7 @@ def generate(
         **options: See ``generate_steps``.
 
     Raises:
-        ValueError: A prompt is empty.
+        ValueError: If a prompt is empty.
     """
     out: list[list[int]] = [[] for _ in prompts]
     for row, token in generate_steps(model, prompts, max_new_tokens=max_new_tokens, **options):
@@ -165,7 +166,7 @@ def generate_steps(
             default only stop tokens end rows.
 
     Raises:
-        ValueError: A prompt is empty.
+        ValueError: If a prompt is empty.
     """
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("prompts must hold at least one token each; start with the EOS token")
@@ -383,7 +384,7 @@ class ContinuesText:
             **sampling: Fields of ``SamplingConfig``.
 
         Raises:
-            ValueError: A prompt is empty.
+            ValueError: If a prompt is empty.
         """
         model: Any = self
         with (

@@ -72,7 +72,7 @@ def check_layers(values: Mapping[str, Any], prefix: str) -> None:
         prefix: Prefix of field names in messages.
 
     Raises:
-        TooLargeError: A number of layers is above ``MOST_TENSORS``.
+        TooLargeError: If a number of layers is above ``MOST_TENSORS``.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -90,7 +90,7 @@ def bounded_weights(most: float) -> Iterator[None]:
             tensors that it replaces later.
 
     Raises:
-        TooLargeError: Modules register more tensors than ``MOST_TENSORS``, or more bytes.
+        TooLargeError: If modules register more tensors than ``MOST_TENSORS``, or more bytes.
     """
     tensors, size = 0, 0
 
@@ -125,7 +125,7 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
         share: Number of processes that share one copy of the weights.
 
     Raises:
-        TooLargeError: The weights do not fit. The message names the option to change.
+        TooLargeError: If the weights do not fit. The message names the option to change.
         Exception: Any error of building the real network.
     """
     config = dataclasses.asdict(model.config)
@@ -169,7 +169,7 @@ def check_batch(data: Any) -> None:
         data: A data module.
 
     Raises:
-        TooLargeError: They do not fit. The message names the size to lower.
+        TooLargeError: If they do not fit. The message names the size to lower.
     """
     usual = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
     sizes = {key: getattr(data, key, 0) for key in usual}

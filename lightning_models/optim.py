@@ -14,7 +14,7 @@ class OptimizerConfig:
     """AdamW and its schedule.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     lr: float = 1e-3
@@ -106,7 +106,7 @@ def schedule_factor(config: OptimizerConfig, total_steps: float) -> Callable[[in
             infinite for ``constant``.
 
     Raises:
-        ValueError: The schedule needs an end, and the run has none.
+        ValueError: If the schedule needs an end, and the run has none.
     """
     if config.horizon is not None:
         total_steps = config.horizon

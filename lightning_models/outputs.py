@@ -272,7 +272,7 @@ def objective(
         device: Device of the terms.
 
     Raises:
-        ValueError: A term names a normaliser that the batch does not have.
+        ValueError: If a term names a normaliser that the batch does not have.
     """
     total = torch.zeros((), device=device)
     for name, term in output.terms.items():

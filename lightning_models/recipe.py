@@ -78,7 +78,7 @@ def import_packages(names: str | Sequence[str]) -> None:
         names: Names of the packages, or text with a comma-separated list.
 
     Raises:
-        ValueError: A package is not installed.
+        ValueError: If a package is not installed.
     """
     names = split_names(names) if isinstance(names, str) else names
     for name in names:
@@ -99,8 +99,8 @@ def resolve_class(class_path: Any, base: type) -> Any:
         base: The required base class.
 
     Raises:
-        ValueError: The class is not in this project's packages or a package named by the user, or
-            does not derive from ``base``. No modules of other packages have been imported.
+        ValueError: If the class is not in this project's packages or a package named by the user,
+            or does not derive from ``base``. No modules of other packages have been imported.
     """
     path = class_path if isinstance(class_path, str) else ""
     module_path, _, name = path.rpartition(".")
@@ -141,8 +141,8 @@ def complete(recipe: Any, role: Literal["model", "data"]) -> dict[str, Any]:
         role: Key in ``BASES`` of the object that it rebuilds.
 
     Raises:
-        ValueError: A class is refused (`resolve_class`), or a value does not have the declared type
-            of its parameter. The message names the key.
+        ValueError: If a class is refused (`resolve_class`), or a value does not have the declared
+            type of its parameter. The message names the key.
     """
     package, _, name = BASES[role].rpartition(".")
     return _object(recipe, getattr(importlib.import_module(package), name), role)
@@ -152,7 +152,7 @@ def build(recipe: Mapping[str, Any], base: type) -> Any:
     """Builds the object of a recipe checked by `complete`.
 
     Raises:
-        ValueError: The class is refused, or refuses the arguments.
+        ValueError: If the class is refused, or refuses the arguments.
     """
     cls = resolve_class(recipe.get("class_path"), base)
     try:
@@ -182,7 +182,7 @@ def complete_arguments(arguments: Any, cls: type, key: str) -> dict[str, Any]:
     """Checks plain init arguments of a class, or fields of a dataclass, see `complete`.
 
     Raises:
-        MisfitError: An argument is unknown, or does not have its declared type.
+        MisfitError: If an argument is unknown, or does not have its declared type.
     """
     hints = argument_types(cls)
     if not isinstance(arguments, Mapping):

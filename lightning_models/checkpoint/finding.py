@@ -36,8 +36,9 @@ def parse_path(text: str | Path, key: str = "ckpt") -> Path:
         key: Name of the option, for messages.
 
     Raises:
-        CheckpointError: The path is empty, as from a shell variable that is not set. ``Path`` would
-            take it for the working folder, and the newest checkpoint below that would be read.
+        CheckpointError: If the path is empty, as from a shell variable that is not set. ``Path``
+            would take it for the working folder, and the newest checkpoint below that would be
+            read.
     """
     if not str(text).strip():
         raise CheckpointError(
@@ -99,8 +100,8 @@ def read_checkpoint(
             so, and every rank verifies a share when it loads.
 
     Raises:
-        CheckpointError: The file is missing, damaged, would run code, or is of another program; the
-            run has kept no best checkpoint; or ``best`` is given with a file.
+        CheckpointError: If the file is missing, damaged, would run code, or is of another program;
+            the run has kept no best checkpoint; or ``best`` is given with a file.
     """
     if which not in get_args(Which):
         raise CheckpointError(f"which ({which}) must be one of {', '.join(get_args(Which))}")
@@ -151,7 +152,7 @@ def find_checkpoint(
         verifies: See :func:`read_checkpoint`.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it cannot be read.
+        CheckpointError: If there is no checkpoint, or it cannot be read.
     """
     if ckpt_path == AUTO and verb == "fit":
         if not any(path for folder in folders for path in checkpoint_files(folder)):
@@ -176,7 +177,7 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
         verifies: See :func:`read_checkpoint`.
 
     Raises:
-        CheckpointError: There is no such checkpoint.
+        CheckpointError: If there is no such checkpoint.
     """
 
     def read_again(opened: Checkpoint) -> Checkpoint:

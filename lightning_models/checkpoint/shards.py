@@ -72,7 +72,7 @@ def put_back(content: Any, values: Mapping[KeyPath, Any], file: Path) -> Any:
         file: The checkpoint's file, for messages.
 
     Raises:
-        CheckpointError: The content has no such path.
+        CheckpointError: If the content has no such path.
     """
     for (*path, key), value in values.items():
         node = content
@@ -130,7 +130,7 @@ class Shards:
         content: The file's content, with :data:`KEY`.
 
     Raises:
-        CheckpointError: The entries are broken, or name no existing folder next to the file.
+        CheckpointError: If the entries are broken, or name no existing folder next to the file.
     """
 
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
@@ -177,7 +177,7 @@ class Shards:
             share: Slice of the files to read, sorted by name. Defaults to all files.
 
         Raises:
-            CheckpointError: A file was changed, removed or added, or no file has a digest.
+            CheckpointError: If a file was changed, removed or added, or no file has a digest.
         """
         if self.sums is None:
             return
@@ -205,7 +205,7 @@ class Shards:
                 this. Defaults to full tensors on the CPU.
 
         Raises:
-            CheckpointError: Files are missing, damaged or of other tensors.
+            CheckpointError: If files are missing, damaged or of other tensors.
         """
         import torch.distributed.checkpoint as dcp
 
@@ -222,7 +222,7 @@ class Shards:
         """Checks by their headers that the files cover every tensor completely.
 
         Raises:
-            CheckpointError: Files are missing, damaged or of other tensors.
+            CheckpointError: If files are missing, damaged or of other tensors.
         """
         from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -311,7 +311,7 @@ def whole(
             files, and all raise the same error.
 
     Raises:
-        CheckpointError: The shards cannot be read.
+        CheckpointError: If the shards cannot be read.
     """
     if KEY not in content:
         return content

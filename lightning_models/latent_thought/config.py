@@ -17,7 +17,7 @@ class LatentThoughtConfig(DecoderConfig):
     changed for a trained model.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"inner_steps": "T_fast"}

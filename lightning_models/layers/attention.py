@@ -62,7 +62,7 @@ def attend(
             support the arguments.
 
     Raises:
-        ValueError: The chosen backend does not support the arguments; the message names one
+        ValueError: If the chosen backend does not support the arguments; the message names one
             that does.
     """
     if backend not in get_args(Backend):

@@ -15,7 +15,7 @@ class SequenceConfig:
     """Base configuration of all sequence models.
 
     Raises:
-        ValueError: A size is below 1. The message names key and value.
+        ValueError: If a size is below 1. The message names key and value.
     """
 
     dials: ClassVar[Mapping[str, str]] = {}
@@ -54,7 +54,7 @@ class DecoderConfig(SequenceConfig):
     """Shape and style of a decoder-only network; methods inherit it and add their own fields.
 
     Raises:
-        ValueError: Sizes do not fit together. The message names key, value and cure.
+        ValueError: If sizes do not fit together. The message names key, value and cure.
     """
 
     num_layers: int = 12
@@ -182,7 +182,7 @@ def check_fields(config: Any) -> None:
     This includes numbers in tuples. A nan would pass every comparison with a range.
 
     Raises:
-        ValueError: A value is not among the choices, has another type or is not finite.
+        ValueError: If a value is not among the choices, has another type or is not finite.
     """
     for key, hint in get_type_hints(type(config)).items():
         fault = _fault(getattr(config, key), hint)

@@ -154,7 +154,7 @@ class LayerCache:
         """Writes k, v (B, G, T, C) after each row's entries and returns all entries.
 
         Raises:
-            ValueError: The cache is full.
+            ValueError: If the cache is full.
         """
         cache, num_new = self.owner, k.shape[2]
         end = cache.longest + num_new

@@ -16,7 +16,7 @@ class PonderingConfig(TransformerConfig):
     biases, an untied head, and an initialisation with scaled embeddings (``init``).
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"thinking_steps": "K"}
@@ -46,7 +46,7 @@ class PonderLM2Config(PonderingConfig):
     """PonderLM-2: K latent slots after every token, computed in parallel by Jacobi iterations.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "eval_iterations": "J"}
@@ -104,7 +104,7 @@ class PonderConfig(PonderLM2Config):
     """PonderLM-3: a router decides how many of the K steps each token takes (arXiv 2603.02023).
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {

@@ -88,7 +88,7 @@ def architecture(config: ReasoningConfig) -> Any:
     """Returns the backbone's configuration in ``transformers``, which is read if necessary.
 
     Raises:
-        ValueError: The configuration cannot be read, is of no family in ``FAMILIES``, has layers
+        ValueError: If the configuration cannot be read, is of no family in ``FAMILIES``, has layers
             without full self-attention, or rotary positions that are not in ``ROPE_TYPES``.
     """
     from transformers import AutoConfig
@@ -199,7 +199,7 @@ def load_causal_lm(config: ReasoningConfig) -> nn.Module:
     """Loads the trained causal LM named by ``config.backbone``, in float32.
 
     Raises:
-        ValueError: The model cannot be loaded, or lacks weights.
+        ValueError: If the model cannot be loaded, or lacks weights.
     """
     assert config.backbone is not None
     named = f"backbone ({config.backbone})"

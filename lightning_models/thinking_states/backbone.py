@@ -62,7 +62,7 @@ class Backbone(nn.Module):
             weights are loaded (never on the meta device).
 
     Raises:
-        ValueError: The backbone cannot be loaded, is of another family, or has fewer learned
+        ValueError: If the backbone cannot be loaded, is of another family, or has fewer learned
             positions than rows have tokens.
     """
 
@@ -205,7 +205,7 @@ class Backbone(nn.Module):
                 T, which holds in rows that begin at position 0.
 
         Raises:
-            ValueError: A position is beyond the learned ones.
+            ValueError: If a position is beyond the learned ones.
         """
         limit = self.position_limit
         if limit is None:
@@ -258,7 +258,7 @@ class Backbone(nn.Module):
             at: Index of the token of each row (B,) int64 whose states are returned as ``layers``.
 
         Raises:
-            ValueError: A position is beyond the learned ones.
+            ValueError: If a position is beyond the learned ones.
         """
         h = self.enter(h, positions, None if mask is None else mask.shape[-1])  # (B, T, D)
         tables = self.rotary(h, positions)  # the same in all layers

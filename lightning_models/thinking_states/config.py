@@ -20,7 +20,7 @@ class ReasoningConfig(SequenceConfig):
     Without it, the model is a Qwen2 of these sizes with random weights.
 
     Raises:
-        ValueError: The sizes do not fit together. The message names key, value and cure.
+        ValueError: If the sizes do not fit together. The message names key, value and cure.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = ()
@@ -114,7 +114,7 @@ class ThinkingStatesConfig(ReasoningConfig):
     """Thinking States (Latent Reasoning with Supervised Thinking States), in the paper's symbols.
 
     Raises:
-        ValueError: A layer does not exist, or see ``ReasoningConfig``.
+        ValueError: If a layer does not exist, or see ``ReasoningConfig``.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"think": "thoughts", "max_thought_tokens": "thought"}
@@ -167,7 +167,7 @@ class ThinkingStatesConfig(ReasoningConfig):
         """Returns L^in and L^out for a backbone of ``num_layers`` layers.
 
         Raises:
-            ValueError: Not 0 <= L^in < L^out <= num_layers.
+            ValueError: Unless 0 <= L^in < L^out <= num_layers.
         """
         last = num_layers - 1 if self.output_layer is None else self.output_layer
         if not 0 <= self.input_layer < last <= num_layers:

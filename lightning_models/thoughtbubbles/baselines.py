@@ -19,7 +19,7 @@ class CopyConfig(TransformerConfig):
     """A plain decoder that reads every token n times.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"copies": "n"}

@@ -17,7 +17,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     """A GPT-2 style decoder with rotary positions whose residual streams fork under a budget.
 
     Raises:
-        ValueError: A value is out of its range. The message names key, value and cure.
+        ValueError: If a value is out of its range. The message names key, value and cure.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"kappa": r"$\kappa$"}

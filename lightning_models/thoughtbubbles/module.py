@@ -127,7 +127,7 @@ class ThoughtbubblesLM(LanguageModel):
         """Returns log-probabilities of a window batch's targets.
 
         Raises:
-            ValueError: The allocation is threshold and training observed none at this kappa.
+            ValueError: If the allocation is threshold and training observed none at this kappa.
 
         Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats;
         ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token;

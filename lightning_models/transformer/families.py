@@ -382,7 +382,7 @@ def family_of(config: TransformerConfig) -> HubFamily:
     """Returns the family that computes the same as a plain decoder of this configuration.
 
     Raises:
-        ValueError: There is none. The message names the fields.
+        ValueError: If there is none. The message names the fields.
     """
     style = (config.positions, config.norm, config.activation == "swiglu")
     shared = config.key_value_heads != config.num_heads

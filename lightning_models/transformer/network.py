@@ -21,7 +21,7 @@ class TransformerConfig(DecoderConfig):
     """A plain decoder. The defaults are GPT-2's; LLaMA style is rms, swiglu, rope, no bias.
 
     Raises:
-        ValueError: The sizes do not fit together. The message names key, value and cure.
+        ValueError: If the sizes do not fit together. The message names key, value and cure.
     """
 
     num_kv_heads: int | None = None

@@ -97,7 +97,7 @@ class MoRConfig(PonderingConfig):
     """A shared stack, applied once to all tokens and up to K = ``thinking_steps`` times to some.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     capacities: tuple[float, ...] = (0.9, 0.8, 0.73)

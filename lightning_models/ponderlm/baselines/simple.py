@@ -23,7 +23,7 @@ class PauseConfig(PonderingConfig):
     """A plain decoder with ``thinking_steps`` n pauses after every token.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
 
@@ -118,7 +118,7 @@ class PonderLM1Config(PonderingConfig):
     """PonderLM-1 with S = ``thinking_steps`` pondering passes before the one that predicts.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     accumulate: bool = True

@@ -198,7 +198,7 @@ class StagedConfig(ChainConfig):
     """A model whose chain of thought is removed step by step.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     epochs_per_stage: float = 3
@@ -361,7 +361,7 @@ class ICoTConfig(StagedConfig):
     """Implicit chain of thought by stepwise internalisation (Deng et al., 2024).
 
     Raises:
-        ValueError: A value is out of its range, or belongs to the other unit of removal.
+        ValueError: If a value is out of its range, or belongs to the other unit of removal.
     """
 
     removal: Literal["tokens", "steps"] = "tokens"
@@ -490,7 +490,7 @@ def load_backbone(
         which: Checkpoint of a run to load, its last or its best.
 
     Raises:
-        CheckpointError: The checkpoint cannot be read, or its backbone has another shape.
+        CheckpointError: If the checkpoint cannot be read, or its backbone has another shape.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,

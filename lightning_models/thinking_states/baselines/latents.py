@@ -65,7 +65,7 @@ def refuse_idle(config: ReasoningConfig, pairs: Mapping[str, tuple[str, ...]]) -
         pairs: Names of options by the option that they belong to.
 
     Raises:
-        ValueError: An option would have no effect.
+        ValueError: If an option would have no effect.
     """
     defaults = {field.name: field.default for field in fields(config)}
     for base, keys in pairs.items():
@@ -83,7 +83,7 @@ class LatentConfig(ReasoningConfig):
     """A model with latents before its answer, and SIM-CoT's decoder of their steps.
 
     Raises:
-        ValueError: A value is out of its range, or gradient checkpointing is set.
+        ValueError: If a value is out of its range, or gradient checkpointing is set.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (START, END, LATENT)

@@ -165,7 +165,7 @@ class ChainLayout(TextLayout):
     """Query, chain, answer prefix, answer: a whole chain of thought, learned with its end.
 
     Raises:
-        ValueError: The answer prefix, which ends a chain, is empty.
+        ValueError: If the answer prefix, which ends a chain, is empty.
     """
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class ChainConfig(ReasoningConfig):
     """A model that may write reasoning before its answer.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     max_chain_tokens: int | None = None
@@ -510,7 +510,7 @@ class NoCoTConfig(ReasoningConfig):
     """A backbone that answers without reasoning; it adds no fields.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
 
@@ -549,7 +549,7 @@ class CoTConfig(ChainConfig):
     """A backbone that writes its reasoning, then its answer.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
 

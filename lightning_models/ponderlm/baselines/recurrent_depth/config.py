@@ -84,7 +84,7 @@ class LoopedConfig(PonderingConfig):
     """A looped decoder with ``thinking_steps`` + 1 loops.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of its range.
     """
 
     @property
@@ -98,7 +98,7 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
     """Prelude, ``num_layers`` core blocks with ``thinking_steps`` + 1 recurrences, and coda.
 
     Raises:
-        ValueError: A value is out of its range, or options contradict each other.
+        ValueError: If a value is out of its range, or options contradict each other.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "exit_threshold": "q"}

@@ -43,7 +43,7 @@ class LoopedLM(DepthLM):
     @property
     def shares_prefixes(self) -> bool:
         """Whether ``score`` reads a prefix shared by several rows once, if it reads in parallel."""
-        return super().shares_prefixes and not self.config.recurrence.decodes_otherwise
+        return super().shares_prefixes and not self.config.recurrence.decoding_differs
 
     @property
     def adaptive(self) -> bool:
@@ -61,7 +61,7 @@ class LoopedLM(DepthLM):
         If decoding differs from one parallel pass, texts are read token by token as in decoding.
         In this case it records ``flops``, see ``LanguageModel.adaptive``.
         """
-        if self.training or not self.config.recurrence.decodes_otherwise:
+        if self.training or not self.config.recurrence.decoding_differs:
             return super().read(batch, every_depth)
         tokens = batch["tokens"]
         valid = batch.get("mask", torch.ones_like(tokens, dtype=torch.bool))
