@@ -12,12 +12,12 @@ from typing import Any
 
 import lightning as L
 
-from callbacks.hooks import EvaluationHooks, check_least, gather
+from callbacks.hooks import EvaluationHooks, check_minimum, gather
 from callbacks.random_state import undisturbed
 from callbacks.recorded_thoughts import RowThinking
 
 ROOM = 2
-"""Length that a model may write, as a multiple of the longest right text with steps."""
+"""Length that a model may write, as a multiple of the longest correct text with steps."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Question:
 
     Attributes:
         query: BOS or EOS, followed by the question.
-        answer: The right answer, without EOS.
+        answer: The correct answer, without EOS.
         steps: The reasoning steps of the data, none in windows.
         group: Value of the property that groups accuracies.
         sequence_id: Id of the question, independent of its batch.
@@ -47,7 +47,7 @@ class Reply:
         question: The question.
         written: Generated token ids, including EOS if it was generated.
         text: The answer after its prefix; empty if the prefix was not generated.
-        right: Whether the answer is right.
+        right: Whether the answer is correct.
         thinking: Thoughts while reading, or None if they were not recorded.
     """
 
@@ -87,7 +87,7 @@ def room_for(questions: Sequence[Question], data: Any, limit: int | None = None)
     Args:
         questions: At least one question.
         data: The data module, which has the templates of answers.
-        limit: A given maximum. None means twice the length of the longest right text with all its
+        limit: A given maximum. None means twice the length of the longest correct text with all its
             steps, or, for windows, whose length is limited, the longest answer and EOS.
     """
     if limit:
@@ -98,7 +98,7 @@ def room_for(questions: Sequence[Question], data: Any, limit: int | None = None)
 
 
 def longest_text(questions: Sequence[Question], data: Any) -> int:
-    """Returns the length of the longest right text: all steps, answer prefix, answer and EOS.
+    """Returns the length of the longest correct text: all steps, answer prefix, answer and EOS.
 
     Args:
         questions: At least one question.
@@ -153,7 +153,7 @@ def judge(model: Any, data: Any, question: Question, written: list[int]) -> Repl
     answer = model.answer_tokens(written) if hasattr(model, "answer_tokens") else written
     text = tokenizer.decode_continuation([i for i in answer if i not in tokenizer.stop_ids])
     right = bool(data.is_right(text, tokenizer.decode_continuation(question.answer)))
-    if data.rows == "windows":  # a prefix of an answer may be an answer, too: son, son-in-law
+    if data.rows == "windows":  # a prefix of an answer may also be an answer: son, son-in-law
         right = right and bool(written) and written[-1] in tokenizer.stop_ids
     return Reply(question, written, text, right)
 
@@ -172,9 +172,9 @@ class AnswerAccuracy(EvaluationHooks):
     Args:
         num_batches: Number of batches on each rank whose questions to ask, or null for all.
         max_new_tokens: Maximum number of tokens that a model may write, a chain of thought
-            included. Null means twice the tokens of the longest right text of the batch with
+            included. Null means twice the tokens of the longest correct text of the batch with
             its steps, or, in windows, the tokens of its longest answer and EOS.
-        by_group: Whether to log groups of questions, too.
+        by_group: Whether to log groups of questions as well.
 
     Raises:
         ValueError: If a number is too low.
@@ -186,8 +186,8 @@ class AnswerAccuracy(EvaluationHooks):
         max_new_tokens: int | None = None,
         by_group: bool = True,
     ) -> None:
-        check_least("num_batches", num_batches, 1)
-        check_least("max_new_tokens", max_new_tokens, 1)
+        check_minimum("num_batches", num_batches, 1)
+        check_minimum("max_new_tokens", max_new_tokens, 1)
         self.num_batches = num_batches
         self.max_new_tokens = max_new_tokens
         self.by_group = by_group
@@ -200,9 +200,9 @@ class AnswerAccuracy(EvaluationHooks):
         data = _data_of(trainer)
         if not hasattr(data, "is_right"):
             raise ValueError(
-                f"AnswerAccuracy: data ({type(data).__name__}) do not say which answers are right; "
+                f"AnswerAccuracy: data ({type(data).__name__}) do not define correct answers; "
                 "choose data with questions, e.g. datamodules.StateTracking for Thinking States or "
-                "datamodules.Kinship for models of windows, or leave the callback out"
+                "datamodules.Kinship for window models, or leave the callback out"
             )
 
     def evaluation_starts(self, trainer: L.Trainer, pl_module: Any) -> None:

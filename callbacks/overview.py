@@ -58,7 +58,7 @@ def batch_line(
     parts = [
         f"global batch {of_size}{batch.size:,} {batch.unit} = {most}{batch.micro:,} micro-batch x "
         f"{batch.accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
-        f"{bound}{round(tokens):,} tokens a step",
+        f"{bound}{round(tokens):,} tokens per step",
     ]
     if steps is not None:
         parts.append("no last step" if math.isinf(steps) else f"{steps:,.0f} steps")

@@ -30,7 +30,7 @@ class RowThinking:
 
     Attributes:
         thoughts: One for each chunk of the query, in order, followed by one for each chunk of the
-            answer if the model thinks there, too.
+            answer if the model also thinks there.
         rounds: Number of passes through the backbone for reading the query, 0 if not recorded.
     """
 

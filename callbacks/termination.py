@@ -39,7 +39,7 @@ class Termination(AsksAllRanks):
 
     The current optimiser step is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
     on all ranks at the same step, whichever of them got the signal. Several ranks finish the next
-    step, too, if the signal comes after the reduction of ``NonFinite``, which tells all of them.
+    step as well if the signal comes after the reduction of ``NonFinite``, which tells all of them.
 
     A validation is aborted at its next batch, after writing a ``last.ckpt`` from which
     ``PendingValidation`` repeats it. The exception is a validation between two accumulated

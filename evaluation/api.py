@@ -51,7 +51,7 @@ ANALYSES: tuple[Callable[[], Analysis], ...] = (
     ThoughtTrace,
 )
 """Analyses that ``think`` tries; it shows the first one that applies to the model."""
-MOST_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
 """Upper bound of sequence lengths in arguments."""
 Compute = Literal["scoring", "training", "generation"]
 """Computations that FLOPs are counted for."""
@@ -273,12 +273,12 @@ class LoadedModel:
             A text, or a list of texts for a list of prompts, or an iterator of pieces.
 
         Raises:
-            ValueError: If an option is out of its range, or prompt and continuation do not fit the
+            ValueError: If an option is out of range, or prompt and continuation do not fit the
                 model's context.
             TypeError: If an option of sampling does not exist.
         """
         prompts = _texts(text)
-        most = whole_number("max_new_tokens", max_new_tokens, least=0, most=MOST_TOKENS)
+        most = whole_number("max_new_tokens", max_new_tokens, minimum=0, maximum=MAX_TOKENS)
         _check_type(bool, "True or False", stream=stream)
         stops = _texts(stop, "stop")
         if "" in stops:
@@ -366,12 +366,12 @@ class LoadedModel:
         """Computes the log-likelihood of a text, and states its kind.
 
         A text longer than the model's context is cut into windows, each preceded by as much of the
-        text as fits. A model of sentences scores the words, not the markers between them.
+        text as fits. A sentence model scores the words, not the markers between them.
 
         ```python
         lm.score("A list is a mutable sequence.").nats_per_token
         [score.likelihood for score in lm.score(["A list.", "A tuple."])]
-        lm.score(" mutable", context="A list is").tokens  # a line for each scored token
+        lm.score(" mutable", context="A list is").tokens  # one line per scored token
         ```
 
         Args:
@@ -549,7 +549,7 @@ class LoadedModel:
         _check_choice("kind", kind, Compute)
         tokens = self.model.config.block_size
         if context is not None:
-            tokens = whole_number("context", context, least=1, most=MOST_TOKENS)
+            tokens = whole_number("context", context, minimum=1, maximum=MAX_TOKENS)
         if kind == "generation":
             return self.model.generation_flops(tokens)
         return self.model.flops_per_token(tokens, training=kind == "training")

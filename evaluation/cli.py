@@ -26,7 +26,7 @@ COMMANDS = {
     "perplexity": ("perplexity", "Score a corpus: perplexity and bits per byte."),
     "zero_shot": ("zero_shot", "Score seven sets of out-of-domain texts."),
     "tasks": ("tasks.command", "Score tasks of lm-evaluation-harness: LAMBADA, HellaSwag, BLiMP."),
-    "reason": ("reason.command", "Ask questions with known right answers, and time them."),
+    "reason": ("reason.command", "Ask questions with known answers, and time the models."),
     "quality": ("quality", "Compare its texts with human ones: MAUVE, perplexity."),
     "reversal": ("reversal", "Ask for a relation that the prompt states in reverse."),
     "scaling": ("scaling", "Fit power laws to results of perplexity."),

@@ -125,7 +125,7 @@ class Comparison:
     """Runs that were scored on the same held-out text."""
 
     runs: pd.DataFrame
-    """One row a run, see ``run_metrics.runs_frame``."""
+    """One row per run, see ``run_metrics.runs_frame``."""
     report: ComparisonReport
     """Checks of shared properties, and tables of means over seeds."""
     records: Sequence[RunRecord]

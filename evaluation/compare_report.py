@@ -39,7 +39,7 @@ Agreement = tuple[State, str]
 
 CLOSE_TOKENS, CLOSE_PARAMETERS, CLOSE_FLOPS = 0.01, 0.05, 0.05
 """Largest relative excess of the largest value over the smallest in matched runs."""
-MOST_NAMES = 4
+MAX_NAMES = 4
 NONE = "none"
 DEFAULT_PRECISION = "32-true"
 """The trainer's precision if a record has none."""
@@ -147,8 +147,8 @@ def _listed(groups: Mapping[Any, Sequence[str]], form: str = "") -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    rest = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _shown(value: Any, form: str = "") -> str:
@@ -170,7 +170,7 @@ FACTS = (
     *("likelihood", "counted", "causal", "context", "stride"),
 )
 """Columns of ``runs.csv`` that are not measured."""
-MOST_COLUMNS = 8
+MAX_COLUMNS = 8
 """Maximum number of columns of a table, so that it fits a page."""
 LOSS, SIZE, COST, TASKS = "Loss", "Size and training", "Inference", "Tasks"
 
@@ -222,7 +222,7 @@ def number_keys(runs: pd.DataFrame) -> list[str]:
 
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the content of ``runs.csv``: one row a run, ``FACTS`` and the measured columns."""
+    """Returns the content of ``runs.csv``: one row per run, ``FACTS`` and the measured columns."""
     return runs[[*FACTS, *number_keys(runs)]]
 
 
@@ -254,14 +254,14 @@ def shown_tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     tables = {}
     for part, cells in parts.items():
         table = pd.DataFrame(cells, index=runs["label"].unique())
-        for start in range(0, table.shape[1], MOST_COLUMNS):
-            heading = f"{part}, continued {start // MOST_COLUMNS}" if start else part
-            tables[heading] = table.iloc[:, start : start + MOST_COLUMNS]
+        for start in range(0, table.shape[1], MAX_COLUMNS):
+            heading = f"{part}, continued {start // MAX_COLUMNS}" if start else part
+            tables[heading] = table.iloc[:, start : start + MAX_COLUMNS]
     return tables
 
 
 def shown_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns one row a run, as text: its checkpoint, and the text that it was scored on."""
+    """Returns one row per run, as text: its checkpoint, and the text that it was scored on."""
     return pd.DataFrame(
         {
             "row": runs["label"],
@@ -435,7 +435,7 @@ class ComparisonReport:
     """Means over the seeds of a row as text, by heading."""
     notes: Sequence[str]
     runs: pd.DataFrame
-    """One row a run, as text."""
+    """One row per run, as text."""
     left_out: Mapping[str, str]
     """Reason for each run that could not be read or scored."""
     differences: Sequence[str] = ()

@@ -255,7 +255,7 @@ PART_COLOURS = {
 }
 OTHER_PARTS = ("#a2518f", "#b8a12c", "#4fb0c6", "#c44e52")
 """Colours of parts that only one method has, in turn."""
-LEAST_SHOWN = 0.05
+MIN_SHOWN = 0.05
 """Smallest share with room for its label."""
 
 
@@ -274,7 +274,7 @@ def compute_figure(counts: pd.DataFrame) -> Any:
         part, widths = key.removeprefix("share_"), list(counts[key])
         look = {"color": PART_COLOURS.get(part) or next(others), "label": part.replace("_", " ")}
         bars = axes.barh(range(len(counts)), widths, 0.7, left, **look)
-        texts = [f"{100 * width:.0f} %" if width >= LEAST_SHOWN else "" for width in widths]
+        texts = [f"{100 * width:.0f} %" if width >= MIN_SHOWN else "" for width in widths]
         axes.bar_label(bars, texts, label_type="center", color="white", fontsize=8)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     short = EngFormatter(sep="", places=1).format_eng

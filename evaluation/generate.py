@@ -122,7 +122,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--prompts_file",
         type=str | None,
         default=None,
-        help="File with more prompts: txt with one a line, or jsonl with the field prompt.",
+        help="File with more prompts: txt with one per line, or jsonl with the field prompt.",
     )
     parser.add_argument(
         "--max_new_tokens",

@@ -142,7 +142,7 @@ def human_texts(
 ) -> list[list[int]]:
     """Returns the first ``length`` tokens of ``count`` rows, evenly spread over a split.
 
-    Rows are the windows of ``evaluate.py perplexity``. For models of sentences they are documents
+    Rows are the windows of ``evaluate.py perplexity``. For sentence models they are documents
     without the BOS of their sentences, which such models do not generate either. The data must be
     prepared and set up.
 

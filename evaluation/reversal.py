@@ -271,7 +271,7 @@ def reversal_table(result: Mapping[str, Any]) -> str:
 
 
 COLOURS = {"target": "#3f9c6b", "distractor": "#c0443c"}
-MOST_POINTS = 500
+MAX_POINTS = 500
 WIDTH = 0.5
 """Width of the cloud of points."""
 
@@ -283,7 +283,7 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
     higher is likelier.
     """
     figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
-    shown = answers[:: -(-len(answers) // MOST_POINTS)]  # an evenly spaced part of the pairs
+    shown = answers[:: -(-len(answers) // MAX_POINTS)]  # an evenly spaced part of the pairs
     # jitter by a low-discrepancy sequence, which needs no random numbers
     spread = WIDTH * (pd.RangeIndex(len(shown)).to_numpy() * 0.618034 % 1 - 0.5)
     style = {"fmt": "D", "markersize": 7, "capsize": 4, "markeredgecolor": "white"}

@@ -327,7 +327,7 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
     for n in range(batches):
         counts = source.counts(n)
         sums = {key: value + counts[key] for key, value in sums.items()}
-    text = sums["lexical"] + sums["eod"]  # windows count the end of a document as a token, too
+    text = sums["lexical"] + sums["eod"]  # windows also count the end of a document as a token
     return round(text), round(text + 2 * sums["eos"])  # BOS and EOS of every sentence
 
 

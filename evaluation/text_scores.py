@@ -156,7 +156,7 @@ def token_logits(
     They are recorded from ``LanguageModel.score`` with a dummy target at each token.
 
     Args:
-        model: A model of windows in eval mode.
+        model: A window model in eval mode.
         tokenizer: The tokenizer of its training.
         tokens: Token ids from ``checked_ids``.
         from_prefixes: Whether to read each prefix separately.

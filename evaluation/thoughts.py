@@ -53,9 +53,9 @@ MEASURES = {
     "length": "tokens of the thought",
 }
 """Columns of ``TokenTrace.tokens`` to colour tokens by, with their titles."""
-MOST_ANSWER = 64
+MAX_ANSWER = 64
 """Maximum length of an answer to a question in tokens."""
-MOST_STEP = 32
+MAX_STEP = 32
 """Tokens of a step that SIM-CoT's decoder says."""
 WORDS = 3
 """Number of most likely tokens of a latent to show."""
@@ -165,7 +165,7 @@ def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Segment,
     """Returns a question with the model's answer, and the chain of steps before it."""
     query = tokenizer.prompt_ids(question)
     (written,) = model.generate_ids(
-        [query], tokenizer=tokenizer, max_new_tokens=MOST_ANSWER, temperature=0
+        [query], tokenizer=tokenizer, max_new_tokens=MAX_ANSWER, temperature=0
     )
     answer = model.answer_tokens(written)
     chain = tokenizer.decode_continuation(written[: len(written) - len(answer)])
@@ -206,7 +206,7 @@ def _question_table(tokenizer: Tokenizer, batch: dict[str, Any], scores: Scores)
     return pd.DataFrame({**columns, "nats": [math.nan] * len(query) + nats.tolist()})
 
 
-# ---- measures, by recorded statistic; a line for each token that was read
+# ---- measures, by recorded statistic; one row per token that was read
 
 
 def _forks(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
@@ -313,7 +313,7 @@ def _latent_words(
         size = model.layout.latents_per_step
         fed = torch.stack(recorder.latest("latents")["states"], dim=1)[0]  # (m, D)
         groups = fed[: len(fed) // size * size].unflatten(0, (-1, size))  # (G, c, D)
-        steps = model.network.write_steps(groups, MOST_STEP, tokenizer.vocab_size).tolist()
+        steps = model.network.write_steps(groups, MAX_STEP, tokenizer.vocab_size).tolist()
         for row, ids in zip(rows[size - 1 :: size], steps, strict=True):
             ended = next((i for i, token in enumerate(ids) if token in tokenizer.stop_ids), None)
             row["text"] = tokenizer.decode_continuation(ids[:ended]).strip()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
-MOST_TENSORS = 20_000
+MAX_TENSORS = 20_000
 """Maximum number of weight tensors of a network; one of 1,000 layers has about 10,000."""
 USUAL = 1024
 """Default of sizes that have none."""
@@ -72,13 +72,13 @@ def check_layers(values: Mapping[str, Any], prefix: str) -> None:
         prefix: Prefix of field names in messages.
 
     Raises:
-        TooLargeError: If a number of layers is above ``MOST_TENSORS``.
+        TooLargeError: If a number of layers is above ``MAX_TENSORS``.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
             check_layers(value, f"{prefix}{key}.")
-        elif _is_size(value) and "layer" in key and value > MOST_TENSORS:
-            raise TooLargeError(f"{prefix}{key} ({value}) must be at most {MOST_TENSORS}; lower it")
+        elif _is_size(value) and "layer" in key and value > MAX_TENSORS:
+            raise TooLargeError(f"{prefix}{key} ({value}) must be at most {MAX_TENSORS}; lower it")
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def bounded_weights(most: float) -> Iterator[None]:
             tensors that it replaces later.
 
     Raises:
-        TooLargeError: If modules register more tensors than ``MOST_TENSORS``, or more bytes.
+        TooLargeError: If modules register more tensors than ``MAX_TENSORS``, or more bytes.
     """
     tensors, size = 0, 0
 
@@ -98,8 +98,8 @@ def bounded_weights(most: float) -> Iterator[None]:
         nonlocal tensors, size
         if tensor is not None:
             tensors, size = tensors + 1, size + tensor.nbytes
-        if tensors > MOST_TENSORS:
-            raise TooLargeError(f"the network has more than {MOST_TENSORS} tensors of weights")
+        if tensors > MAX_TENSORS:
+            raise TooLargeError(f"the network has more than {MAX_TENSORS} tensors of weights")
         if size > 2 * most:
             raise TooLargeError(f"the network has more than {as_gib(size)} of weights")
 

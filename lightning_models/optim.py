@@ -14,7 +14,7 @@ class OptimizerConfig:
     """AdamW and its schedule.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     lr: float = 1e-3

@@ -396,7 +396,7 @@ def test_fit_of_a_deep_model_of_thin_layers(refused, few_tensors):
 @pytest.fixture
 def few_tensors(monkeypatch):
     """As if a network of more than a thousand tensors were too large."""
-    monkeypatch.setattr(memory, "MOST_TENSORS", 1000)
+    monkeypatch.setattr(memory, "MAX_TENSORS", 1000)
 
 
 @pytest.mark.parametrize("case", YAML)

@@ -180,7 +180,7 @@ class WandbRun(_InRunFolder, WandbLogger):
 class MLFlowRun(_InRunFolder, MLFlowLogger):
     """MLflow: ``mlflow.db`` in trainer.default_root_dir, or the server of ``MLFLOW_TRACKING_URI``.
 
-    A resumed run continues there, too; its id is the tag ``run``.
+    A resumed run also continues there; its id is the tag ``run``.
     """
 
     def __init__(self, root: Path, folder: Path, name: str, run_id: str) -> None:

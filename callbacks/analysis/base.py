@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, ones_like
 
 from callbacks.analysis.report import AnalysisReport, as_tiles, say_step
-from callbacks.hooks import EvaluationHooks, check_least, gather
+from callbacks.hooks import EvaluationHooks, check_minimum, gather
 from callbacks.logging import log_details, log_images, log_text
 from callbacks.random_state import undisturbed
 from callbacks.trainer_state import tokenizer_of
@@ -130,9 +130,9 @@ class Analysis(EvaluationHooks, ABC):
         output: str | None = None,
         sweep_every_n_validations: int = 0,
     ) -> None:
-        check_least("num_batches", num_batches, 1)
-        check_least("every_n_validations", every_n_validations, 0)
-        check_least("sweep_every_n_validations", sweep_every_n_validations, 0)
+        check_minimum("num_batches", num_batches, 1)
+        check_minimum("every_n_validations", every_n_validations, 0)
+        check_minimum("sweep_every_n_validations", sweep_every_n_validations, 0)
         self.every_n_validations = every_n_validations
         self.num_batches = num_batches
         self.output = output

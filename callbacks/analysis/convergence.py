@@ -20,7 +20,7 @@ from callbacks.dials import dialled, has_dial
 NOISE = 32.0
 """Size of rounding errors, in units in the last place of a typical state."""
 TF32_EPS = 2.0**-10
-LEAST_POINTS = 3
+MIN_POINTS = 3
 """Minimum number of points for the fit of an exponential, which passes through any two."""
 
 
@@ -114,10 +114,10 @@ def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
 def fit_iterations(rmse: np.ndarray, noise: float) -> IterationFit | None:
     """Fits an exponential to the iterations before the first one within the noise.
 
-    Returns None for fewer than ``LEAST_POINTS`` of them.
+    Returns None for fewer than ``MIN_POINTS`` of them.
     """
     points = next((n for n, value in enumerate(rmse) if not value > noise), len(rmse))
-    if points < LEAST_POINTS:
+    if points < MIN_POINTS:
         return None
     x, y = np.arange(points, dtype=float), np.log(rmse[:points])
     slope, constant = map(float, np.polyfit(x, y, 1))
@@ -127,7 +127,7 @@ def fit_iterations(rmse: np.ndarray, noise: float) -> IterationFit | None:
 
 
 def convergence(rmse: np.ndarray, fit: IterationFit | None) -> pd.DataFrame:
-    """Returns a table with a line for each Jacobi iteration (Fig. 8).
+    """Returns a table with one row per Jacobi iteration (Fig. 8).
 
     The columns are ``rmse`` to the fixed point, ``fit``, the value of the exponential, and
     ``fitted``, 1 for points of the fit.

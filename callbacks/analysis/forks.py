@@ -44,7 +44,7 @@ from callbacks.analysis.report import (
     shades,
 )
 from callbacks.analysis.token_text import pieces, short_label
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 from callbacks.trainer_state import tokenizer_of
 
 MEASURES = {
@@ -66,13 +66,13 @@ MEASURES = {
 
 WINDOW = 4
 """Length of a window in tokens, as in the paper."""
-MOST_WEIGHTS = 1 << 26
+MAX_WEIGHTS = 1 << 26
 """Maximum number of attention weights of a layer in memory, which limits the rows of a batch."""
 STREAMS = 4
 """Assumed number of streams of a token for this limit."""
-MOST_POINTS = 4000  # of a scatter plot
+MAX_POINTS = 4000  # of a scatter plot
 LINE_TOKENS, LINES = 16, 6  # of the map of tokens
-LEAST_TOKENS = 10  # minimum width of the map, for its heading
+MIN_TOKENS = 10  # minimum width of the map, for its heading
 TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # in inches, of a token and of the names of fork layers
 
 
@@ -112,7 +112,7 @@ class ForkAnalysis(Analysis):
         attention: bool = True,
     ) -> None:
         super().__init__(every_n_validations, num_batches)
-        check_least("shown_rows", shown_rows, 0)
+        check_minimum("shown_rows", shown_rows, 0)
         self.reference_ckpt = reference_ckpt
         self.shown_rows = shown_rows
         self.attention = attention
@@ -156,7 +156,7 @@ class ForkAnalysis(Analysis):
         if not self.attention:
             return len(tokens)
         weights = pl_module.config.num_heads * (STREAMS * tokens[0].numel()) ** 2
-        return max(1, MOST_WEIGHTS // weights)
+        return max(1, MAX_WEIGHTS // weights)
 
     @contextmanager
     def _reference_on(self, device: torch.device) -> Iterator[None]:
@@ -303,7 +303,7 @@ class ForkRecorder:
         self._entropy = entropy.detach()
 
     def tokens(self, batch: dict[str, Any]) -> pd.DataFrame:
-        """Returns a table with a line for each real token of the scored batch.
+        """Returns a table with one row per real token of the scored batch.
 
         The columns are ``place`` within its row, from 0; ``id``; ``streams_layer<l>``, the streams
         of the token after each fork layer, at least 1; after the last one ``score_original``, P of
@@ -360,7 +360,7 @@ def _by_token(streams: Any, values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
-    """Returns the means named in ``MEASURES``, a line for each fork layer; nan without a count.
+    """Returns the means named in ``MEASURES``, one row per fork layer; nan if the count is 0.
 
     ``sums`` come from ``ForkRecorder``.
     """
@@ -506,7 +506,7 @@ def entropy_figure(tables: Tables) -> Any:
 
 def _scatter(ax: Any, x: np.ndarray, y: np.ndarray) -> None:
     """Draws every window (or an evenly spaced part of them) and means over tenths of them."""
-    step = -(-len(x) // MOST_POINTS) or 1
+    step = -(-len(x) // MAX_POINTS) or 1
     ax.scatter(x[::step], y[::step], s=7, alpha=0.35, color=GREY, linewidths=0, label="windows")
     tenths = [part for part in np.array_split(np.argsort(x), 10) if len(part)]
     ax.errorbar(
@@ -530,7 +530,7 @@ def tokens_figure(tables: Tables) -> Any:
     labels = [short_label(text) for text in row["text"]]
     layers, most = len(streams), int(streams.max())
     starts = range(0, len(row), LINE_TOKENS)
-    columns = max(LEAST_TOKENS, min(len(row), LINE_TOKENS))
+    columns = max(MIN_TOKENS, min(len(row), LINE_TOKENS))
     width = NAME_WIDTH + TOKEN_WIDTH * columns
     figure, axes = panels(width, (0.9 + 0.3 * layers) * len(starts) + 0.4, 1, len(starts))
     for ax, start in zip(axes, starts, strict=True):

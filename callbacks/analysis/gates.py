@@ -41,7 +41,7 @@ from callbacks.analysis.report import (
     scalars_of,
     shades,
 )
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 from callbacks.trainer_state import log_interval
 
 USUAL_MEMORY = 40
@@ -117,10 +117,10 @@ class GateAnalysis(Analysis):
         probes: int = 4,
     ) -> None:
         super().__init__(every_n_validations, num_batches, output)
-        check_least("every_n_steps", every_n_steps, 0)
-        check_least("max_sentences", max_sentences, 2)
-        check_least("max_streams", max_streams, 1)
-        check_least("probes", probes, 1)
+        check_minimum("every_n_steps", every_n_steps, 0)
+        check_minimum("max_sentences", max_sentences, 2)
+        check_minimum("max_streams", max_streams, 1)
+        check_minimum("probes", probes, 1)
         self.every_n_steps = every_n_steps
         self.max_sentences = max_sentences
         self.max_streams = max_streams
@@ -381,7 +381,7 @@ class GateHistory:
         return pd.DataFrame(lines, columns=["step", "sentence_steps", "layer", "part", "value"])
 
     def shares(self) -> pd.DataFrame:
-        """Returns a line for each row: ``step``, ``sentence_steps`` and each component's share."""
+        """Returns ``step``, ``sentence_steps`` and the share of each component."""
         components = [shares(dict(zip(self.places, row, strict=True))) or {} for row in self.rows]
         table = pd.DataFrame(components, columns=list(SHOWN_COMPONENTS))
         table.insert(0, "step", self.steps)

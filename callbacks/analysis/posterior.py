@@ -37,7 +37,7 @@ from callbacks.analysis.report import (
     shades,
 )
 from callbacks.dials import dialled, has_dial
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 
 DIAL = "inner_steps"
 """Field of a configuration that the sweep changes."""
@@ -94,7 +94,7 @@ class PosteriorAnalysis(Analysis):
         sweep_every_n_validations: int = 0,
     ) -> None:
         super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
-        check_least("steps", min(steps, default=None), 0)
+        check_minimum("steps", min(steps, default=None), 0)
         self.steps = tuple(steps)
 
     def _collect(
@@ -223,7 +223,7 @@ def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
     """Adds sums over the sequences of a pass.
 
     ``samples`` has a line for the state before each inner ``step``, and one for the ``scored``
-    ``sample``; ``vectors`` a line for each latent vector with its ``kl``; ``coordinates`` a line
+    ``sample``; ``vectors`` one row per latent vector with its ``kl``; ``coordinates`` a line
     for each coordinate with mu (``mean``), mu^2 (``square``) and sigma^2 (``variance``, nan if q
     has no density).
     """
@@ -269,7 +269,7 @@ def _summed(table: pd.DataFrame, *by: str) -> pd.DataFrame:
 
 
 def inner_steps(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each inner step, and a last one for the scored sample.
+    """Returns a table with one row per inner step, and a last one for the scored sample.
 
     ``elbo`` (eq. 5), ``nll`` and ``kl`` are in nats per token, corpus-level quotients as in
     reported losses. Line t is the state before step t (from 0), at the sample of that step; the
@@ -297,7 +297,7 @@ def has_density(findings: Findings) -> bool:
 
 
 def layers(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each layer; empty if posteriors have no density.
+    """Returns a table with one row per layer; empty if posteriors have no density.
 
     ``kl`` in nats per token sums to the KL divergence of the whole posterior. ``active_vectors``
     counts latent vectors whose KL divergence, averaged over sequences, is above ``ACTIVE_KL``, and
@@ -333,7 +333,7 @@ def layers(findings: Findings) -> pd.DataFrame:
 
 
 def latents(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each latent vector, means over sequences.
+    """Returns a table with one row per latent vector, means over sequences.
 
     The columns are ``layer`` from 1, ``vector`` from 0, its ``kl`` in nats per sequence,
     ``mean_norm``, the 2-norm of its posterior mean, and ``variance``, sigma^2 averaged over its
@@ -349,7 +349,7 @@ def latents(findings: Findings) -> pd.DataFrame:
 
 
 def coordinates(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each coordinate of the latent vectors.
+    """Returns a table with one row per coordinate of the latent vectors.
 
     The columns are ``layer`` from 1, ``vector`` and ``coordinate`` within it from 0, ``mean`` (mu)
     and ``variance`` (sigma^2, nan if posteriors have no density), means over sequences.
@@ -368,7 +368,7 @@ def _sequences(findings: Findings) -> float:
 
 
 def sweep(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each number of inner steps, ascending; empty without a sweep.
+    """Returns a table with one row per number of inner steps, ascending; empty without a sweep.
 
     ``loss`` is ``val/loss`` of the same sequences: NLL + KL, a bound, or NLL without a density,
     which is no bound. ``loss``, ``nll`` and ``kl`` are in nats per token at the scored sample,

@@ -30,8 +30,8 @@ FIRST_AND_LAST_WORD = r"(?P<key>\w+).*\b(?P<answer>\w+)"
 class RecallAnalysis(Analysis):
     """Measures the accuracy of answers within texts, by distance or by level.
 
-    Every match of ``pattern`` may be a question, whose ``answer`` is right if each of its tokens is
-    the most likely one. Questions are grouped in one of two ways:
+    Every match of ``pattern`` may be a question, whose ``answer`` is correct if each of its tokens
+    is the most likely one. Questions are grouped in one of two ways:
 
     - ``key``, in models that read sentences: the first sentence of a document about a key states a
       fact; each later one is a question, at the distance in sentences.
@@ -121,7 +121,7 @@ class RecallAnalysis(Analysis):
         asked: list[tuple[int, Any]],
         value: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns a line for each question, predicted with a value of the dial."""
+        """Returns one row per question, predicted with a value of the dial."""
         recorder = Recorder("greedy", "thinking_steps")
         with nullcontext() if value is None else dialled(pl_module, str(self._dial), value):
             scores = pl_module.recorded(batch, **recorder.consumers())
@@ -243,7 +243,7 @@ def dial_figure(tables: Tables) -> Any:
     for level, shade in zip(levels, shades(len(levels)), strict=True):
         draw_lines(ax, wide, dial, {level: (f"{by} {level}", shade)})
     ax.set_ylim(-0.02, 1.02)
-    finish(ax, dial.replace("_", " "), "share of right answers", whole=True)
+    finish(ax, dial.replace("_", " "), "accuracy", whole=True)
     return figure
 
 
@@ -252,7 +252,7 @@ def _accuracy_figure(table: pd.DataFrame, label: str) -> Any:
     draw_lines(ax, table, table.columns[0], {"accuracy": (None, BLUE)})
     ax.axhline(table["accuracy"].mean(), color=GREY, linewidth=0.8)
     ax.set_ylim(-0.02, 1.02)
-    finish(ax, label, "share of right answers", whole=True)
+    finish(ax, label, "accuracy", whole=True)
     return figure
 
 

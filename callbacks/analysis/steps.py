@@ -61,7 +61,7 @@ from callbacks.analysis.report import (
 from callbacks.analysis.token_text import PART, pieces, short_label
 from callbacks.analysis.words import by_place, word_places, words, words_figure
 from callbacks.dials import dialled, has_dial
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 from callbacks.trainer_state import tokenizer_of
 
 DIAL = "alpha"
@@ -93,7 +93,7 @@ class StepAllocation(Analysis):
         every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
             of the verb validate.
         tokens: Texts to list with their steps if they are a single token.
-        top_tokens: Number of most frequent tokens to list, too.
+        top_tokens: Number of the most frequent tokens to list as well.
         alphas: Shifts of the router at which to score the same batches besides 0, or none. Each
             costs as much as a validation of the batches.
         sweep_every_n_validations: Score with the alphas and follow iterations at every n-th
@@ -122,10 +122,10 @@ class StepAllocation(Analysis):
         convergence_iterations: int = 8,
     ) -> None:
         super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
-        check_least("top_tokens", top_tokens, 0)
-        check_least("convergence_rows", convergence_rows, 0)
-        check_least("convergence_tokens", convergence_tokens, 1)
-        check_least("convergence_iterations", convergence_iterations, 1)
+        check_minimum("top_tokens", top_tokens, 0)
+        check_minimum("convergence_rows", convergence_rows, 0)
+        check_minimum("convergence_tokens", convergence_tokens, 1)
+        check_minimum("convergence_iterations", convergence_iterations, 1)
         self.tokens = tuple(tokens)
         self.top_tokens = top_tokens
         self.alphas = tuple(alphas)
@@ -234,7 +234,7 @@ def collect_tokens(
 ) -> None:
     """Adds the tokens of a batch.
 
-    ``tokens`` has a line for each token with a target, so that tokens of overlapping windows count
+    ``tokens`` has one row per token with a target, so that tokens of overlapping windows count
     once: ``id``, ``executed``, ``loss_0`` to ``loss_K`` in nats, with a router ``expected`` steps
     (the sum of w), and with a tokenizer the ``place`` in a word. ``texts`` has the text of each
     ``id``, ``shown`` the real tokens of the first row.
@@ -339,7 +339,7 @@ def _most(table: pd.DataFrame) -> int:
 
 
 def steps(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each number of executed steps, 0..K.
+    """Returns a table with one row per number of executed steps, 0..K.
 
     The columns are the number of ``tokens`` and their ``share``, ``step0_loss``, the mean l_t of
     these tokens (Fig. 4 b), and ``loss`` after all their steps, in nats; nan without tokens.
@@ -358,7 +358,7 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
-    """Returns a table with a line for each token id (Table 3).
+    """Returns a table with one row per token id (Table 3).
 
     The columns are ``count``, ``mean_steps`` and ``pruned``, the share that executes fewer than K
     steps; nan for ids that do not occur.
@@ -402,7 +402,7 @@ def buckets(difficulty: Any) -> pd.Categorical:
 
 
 def utility(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each bucket of difficulty l_t (Fig. 4 a); empty if K is 0.
+    """Returns a table with one row per bucket of difficulty l_t (Fig. 4 a); empty if K is 0.
 
     ``step_<i>`` is the marginal utility of step i, the mean of CE_(i-1) - CE_i in nats. The loss of
     a token does not change after its last executed step, so further steps count as 0. ``from`` and
@@ -432,7 +432,7 @@ def utility(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sweep(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each alpha and bucket (Fig. 5); empty without a sweep.
+    """Returns a table with one row per alpha and bucket (Fig. 5); empty without a sweep.
 
     Buckets, and ``all``, are by difficulty at alpha 0. ``mean_steps`` is the mean number of steps
     executed at this alpha, ``loss`` the mean in nats, ``loss_change`` its difference to alpha 0.

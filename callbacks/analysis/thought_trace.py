@@ -10,7 +10,7 @@ Sec. 3.3, rounds and trivial states            ``rounds``, ``summary``
 Sec. 4.5, position of errors                   ``chunks``, ``thoughts``
 =============================================  =====================================================
 
-A thought is right if it equals the gold thought token by token. The model reads its own thoughts
+A thought is correct if it equals the gold thought token by token. The model reads its own thoughts
 along the query, so a wrong thought may cause later ones to be wrong, but not the first wrong one.
 """
 
@@ -36,7 +36,7 @@ from callbacks.analysis.report import (
     finish,
     panels,
 )
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 from callbacks.recorded_thoughts import (
     Recorded,
     RowThinking,
@@ -96,7 +96,7 @@ class ThoughtTrace(Analysis):
         shown_rows: int = 8,
     ) -> None:
         super().__init__(every_n_validations, num_batches, output)
-        check_least("shown_rows", shown_rows, 0)
+        check_minimum("shown_rows", shown_rows, 0)
         self.shown_rows = shown_rows
 
     def _collect(
@@ -115,10 +115,10 @@ class ThoughtTrace(Analysis):
         return thought_report(findings, self.shown_rows, group_name)
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
-        """Returns ``thoughts``, a line for each chunk of the query.
+        """Returns ``thoughts``, one row per chunk of the query.
 
         The columns are ``chunk`` from 0, its ``text``, the text of the ``thought`` after it, empty
-        for none, and its ``length`` in tokens; the rest of the query is a line, too.
+        for none, and its ``length`` in tokens; the rest of the query is a row as well.
         """
         query = findings["shown"].iloc[0]
         lengths = findings["chunks"]["length"].tolist() if "chunks" in findings else []
@@ -142,8 +142,8 @@ def collect_thoughts(
 ) -> None:
     """Adds the queries of a batch, without padding rows.
 
-    ``queries`` has a line for each query, ``chunks`` a line for each chunk (see ``query_tables``),
-    and ``shown`` a line for each printed query, see ``written_out``.
+    ``queries`` has one row per query, ``chunks`` one row per chunk (see ``query_tables``),
+    and ``shown`` one row per printed query, see ``written_out``.
 
     ``gold`` thoughts have the same chunks as the ``predicted`` ones, and are None if the model
     records none. Up to ``shown`` queries in total are printed, or none without a tokenizer.
@@ -170,9 +170,9 @@ def query_tables(
     The query has ``group``; ``rounds``; ``known``, whether it has gold thoughts; ``nontrivial``,
     the number of chunks with a thought; ``first_wrong``, the chunk of the first wrong thought, nan
     for none. A chunk has ``group``; its index ``chunk``; ``known``; ``trivial`` and
-    ``gold_trivial``, whether it has no thought; ``right``, whether the thought is right; ``order``,
-    the position of the gold thought in the query from 1, or 0 for none; ``length`` of the thought
-    in tokens.
+    ``gold_trivial``, whether it has no thought; ``right``, whether the thought is correct;
+    ``order``, the position of the gold thought in the query from 1, or 0 for none; ``length`` of
+    the thought in tokens.
 
     ``gold`` is None if the data have no steps; ``group`` is a property of the query, e.g. its
     number of operations.
@@ -264,7 +264,7 @@ def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float
 
 
 def chunks(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each index of a chunk within its query.
+    """Returns a table with one row per index of a chunk within its query.
 
     The columns are ``rows``, the number of queries with this chunk and gold thoughts; ``accuracy``;
     ``trivial`` and ``gold_trivial``; ``first_wrong``, the number of queries whose first wrong
@@ -283,7 +283,7 @@ def chunks(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each position of a gold thought in the query, from 1.
+    """Returns a table with one row per position of a gold thought in the query, from 1.
 
     The columns are ``rows``, the number of such thoughts, and ``accuracy``, the share that the
     model has in the same chunk.
@@ -295,7 +295,7 @@ def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounds(queries: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each number of rounds: ``rows`` and their ``share``.
+    """Returns a table with one row per number of rounds: ``rows`` and their ``share``.
 
     ``nontrivial`` is their mean number of chunks with a thought; speculation takes at most one
     round more.
@@ -306,7 +306,7 @@ def rounds(queries: pd.DataFrame) -> pd.DataFrame:
 
 
 def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each group of queries: ``rows`` and values of ``summary``."""
+    """Returns a table with one row per group of queries: ``rows`` and values of ``summary``."""
     lines = []
     for group, part in queries.groupby("group"):
         values = summary(part, chunk_lines[chunk_lines["group"] == group])

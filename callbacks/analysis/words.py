@@ -68,7 +68,7 @@ def by_place(table: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Returns a table with a line for each number of executed steps (Table 4); empty without words.
+    """Returns a table with one row per number of executed steps (Table 4); empty without words.
 
     ``internal`` counts tokens within words of several tokens, ``final`` tokens that end such words,
     see ``word_places``; ``..._share`` is the share of all such tokens.

@@ -66,7 +66,7 @@ class AnswerProtocol:
     """Settings under which all models answer.
 
     Attributes:
-        data: The data module, with the tokenizer and the rule for right answers.
+        data: The data module, with the tokenizer and the rule for correct answers.
         mode: 'rank' takes the likeliest of all possible answers, 'generate' decodes greedily.
         room: Maximum number of tokens to write, by default as many as a batch of windows needs.
         precision: Precision of the matrix products.

@@ -253,7 +253,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_file_arguments(
         parser,
         output="JSON file to write.",
-        answers_file="JSONL file to write, one answer a line.",
+        answers_file="JSONL file to write, one answer per line.",
         figure="Figure of accuracies by group to write, .svg, .png or .pdf; its points are written "
         "next to it as .csv.",
     )

@@ -36,7 +36,7 @@ def build_questions(checkpoints: Sequence[Checkpoint], recipe: Recipe | None) ->
     name = type(data).__name__
     if not hasattr(data, "is_right"):
         raise ValueError(
-            f"data ({name}) has no questions with one right answer; name such data with --data, "
+            f"data ({name}) has no questions with one correct answer; name such data with --data, "
             "e.g. --data datamodules.Kinship"
         )
     for checkpoint in checkpoints:

@@ -205,7 +205,7 @@ def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = No
 
 
 def reason_figure(results: Sequence[Mapping[str, Any]], against: Against | None = None) -> Any:
-    """Draws accuracy against groups, a line a model, or against a setting, a line a model class.
+    """Draws accuracy against groups, a line per model, or a setting, a line per model class.
 
     Error bars are one standard error. Against a setting, points are annotated with speed-ups, and
     models without the setting are dotted lines.

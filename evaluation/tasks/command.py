@@ -90,7 +90,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="File of cached answers (sqlite), from which an interrupted run continues.",
     )
     add_file_arguments(
-        parser, output="JSON file to write.", samples="JSONL file to write, one example a line."
+        parser, output="JSON file to write.", samples="JSONL file to write, one example per line."
     )
 
 

@@ -310,7 +310,7 @@ class QuestionReader(Reader):
     """Reader of questions (the context) and their answers."""
 
     def segment(self, context: str, continuation: str) -> Segment:
-        # the EOS after the answer is scored, too
+        # the EOS after the answer is also scored
         query = self.tokenizer.prompt_ids(context)
         answer = [*self.tokenizer.encode_continuation(continuation), self.tokenizer.eos_id]
         return Segment.of(query, answer)

@@ -229,7 +229,7 @@ def _of_run(folders: Sequence[Path], which: Which, option: str, verifies: bool) 
     if chosen.run_id != last.run_id:
         raise CheckpointError(
             f"{option}: {best}, which {last.path} names as its best checkpoint, is of another run; "
-            "copy the best one, too, or give a path"
+            "copy the best one as well, or give a path"
         )
     return chosen
 

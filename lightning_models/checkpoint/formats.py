@@ -69,7 +69,7 @@ def verified(checkpoint: Checkpoint, *, parts: bool = True) -> Checkpoint:
 
     Args:
         checkpoint: The result of `open_checkpoint`.
-        parts: Whether shards are compared, too.
+        parts: Whether shards are compared as well.
 
     Returns:
         The checkpoint with all weights. Sharded ones are read on demand.
@@ -226,7 +226,7 @@ def _load_folder(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path / RECIPE} holds a {type(content).__name__}, not an object")
     if not (path / WEIGHTS).is_file():
-        raise CheckpointError(f"{path} has no {WEIGHTS}; copy that file, too")
+        raise CheckpointError(f"{path} has no {WEIGHTS}; copy that file as well")
     try:
         weights = load_file(path / WEIGHTS)
     except (OSError, SafetensorError) as error:

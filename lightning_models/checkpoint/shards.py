@@ -158,7 +158,7 @@ class Shards:
         self.folder = path.parent / folder
         if not self.folder.is_dir():
             raise self._broken(
-                f"its tensors are in {self.folder}, which is missing; copy that folder, too"
+                f"its tensors are in {self.folder}, which is missing; copy that folder as well"
             )
 
     def _broken(self, problem: str) -> CheckpointError:

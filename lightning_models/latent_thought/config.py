@@ -17,7 +17,7 @@ class LatentThoughtConfig(DecoderConfig):
     changed for a trained model.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"inner_steps": "T_fast"}

@@ -18,14 +18,14 @@ MIN_ENTRIES = 64
 class KVCache:
     """One buffer of keys and one of values for each layer, with shared row lengths.
 
-    A forward pass writes T entries a row through ``layers[i].append`` and then calls
+    A forward pass writes T entries per row through ``layers[i].append`` and then calls
     :meth:`advance` with the number of entries that each row keeps.
     """
 
     def __init__(
         self, num_layers: int, batch: int, capacity: int, device: torch.device | str | None = None
     ) -> None:
-        """Creates a cache for up to ``capacity`` entries a row, whose memory grows on demand."""
+        """Creates a cache for up to ``capacity`` entries per row, whose memory grows on demand."""
         self.layers = [LayerCache(self) for _ in range(num_layers)]
         self.capacity = capacity
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -159,7 +159,7 @@ class LayerCache:
         cache, num_new = self.owner, k.shape[2]
         end = cache.longest + num_new
         if end > cache.capacity:
-            raise ValueError(f"the cache holds {cache.capacity} entries a row, {end} are needed")
+            raise ValueError(f"the cache holds {cache.capacity} entries per row, {end} are needed")
         keys, values = self._buffers = self._grown(k, v, end)
         if cache.rows is not None:
             self.write(cache.rows[:, None], cache.positions(num_new), k, v)

@@ -10,13 +10,13 @@ from lightning_models.transformer.network import TransformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PonderingConfig(TransformerConfig):
-    """A LLaMA-style decoder that takes K additional computation steps a token.
+    """A LLaMA-style decoder that takes K additional computation steps per token.
 
     Defaults follow the public code of the PonderLM papers: RMSNorm, SwiGLU, rotary positions, no
     biases, an untied head, and an initialisation with scaled embeddings (``init``).
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"thinking_steps": "K"}
@@ -46,7 +46,7 @@ class PonderLM2Config(PonderingConfig):
     """PonderLM-2: K latent slots after every token, computed in parallel by Jacobi iterations.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "eval_iterations": "J"}
@@ -104,7 +104,7 @@ class PonderConfig(PonderLM2Config):
     """PonderLM-3: a router decides how many of the K steps each token takes (arXiv 2603.02023).
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {

@@ -39,7 +39,7 @@ class Pondered(NamedTuple):
 
 
 class SlotNetwork(Backbone):
-    """PonderLM-2: one causal sequence with K + 1 consecutive slots a token.
+    """PonderLM-2: one causal sequence with K + 1 consecutive slots per token.
 
     The input of slot 0 is the token's embedding, the input of slot k the post-norm output of slot
     k - 1, taken from the previous pass in parallel computation. The last slot predicts.
@@ -67,7 +67,7 @@ class SlotNetwork(Backbone):
     def one_pass(
         self, x: Tensor, latents: Tensor, steps: Steps | None, cache: KVCache | None = None
     ) -> Tensor:
-        """Returns the post-norm outputs (B, T, S, D) of S slots a token.
+        """Returns the post-norm outputs (B, T, S, D) of S slots per token.
 
         Args:
             x: Embedded tokens (B, T, D).
@@ -224,7 +224,7 @@ def draw_iterations(config: PonderLM2Config, step: int) -> int:
 
 
 def slots_flops(network: SlotNetwork, context: int, slots: float) -> float:
-    """Returns the forward FLOPs of ``slots`` slots a token, in a sequence of ``context`` tokens.
+    """Returns the forward FLOPs of ``slots`` slots per token, in a sequence of ``context`` tokens.
 
     Each slot attends to all slots before it, so attention is quadratic in their number. ``slots``
     may be fractional, as a mean over tokens.
@@ -243,7 +243,7 @@ def router_flops(network: SlotNetwork) -> float:
 def pass_flops(network: SlotNetwork, context: int, iterations: float) -> list[tuple[float, float]]:
     """Returns the passes over a text as pairs (number of passes, forward FLOPs per token of one).
 
-    K growing passes have 1, ..., K slots a token, then J + 1 have K + 1. Except for attention,
+    K growing passes have 1, ..., K slots per token, then J + 1 have K + 1. Except for attention,
     K = 3 and J = 2.5 cost as much as 20 plain passes.
     """
     most = network.config.thinking_steps
@@ -256,7 +256,7 @@ def pass_flops(network: SlotNetwork, context: int, iterations: float) -> list[tu
 def scoring_flops(network: SlotNetwork, context: int) -> float:
     """Returns the FLOPs per token of scoring a text of ``context`` tokens.
 
-    Iterations to convergence are counted at their upper bound, K passes a token.
+    Iterations to convergence are counted at their upper bound, K passes per token.
     """
     config = network.config
     head = head_flops(config)

@@ -28,7 +28,7 @@ Tables = tuple[Tensor, Tensor] | None
 """Cosines and sines of positions (B, T, C), or None if positions are learned."""
 
 
-MOST_ADDED = 0.1
+MAX_ADDED = 0.1
 """Maximum share of a tokenizer's entries that have no row in the backbone's embedding, relative to
 its rows. With more of them the tokenizer belongs to another model."""
 
@@ -103,7 +103,7 @@ class Backbone(nn.Module):
         model.
         """
         needed, rows = config.vocab_size + len(config.special_tokens), self.shape.vocab_size
-        if config.vocab_size > rows * (1 + MOST_ADDED):
+        if config.vocab_size > rows * (1 + MAX_ADDED):
             raise ValueError(
                 f"vocab_size ({config.vocab_size}) is more than the {rows} rows of the backbone's "
                 "embedding; take the tokenizer that belongs to it (data.tokenizer)"

@@ -256,7 +256,7 @@ class ThoughtLayout:
     padding: int
     """Id that fills up a thought of less than c tokens."""
     lm_on_query: bool = False
-    """Whether the query's tokens are predicted, too."""
+    """Whether the query's tokens are also predicted."""
 
     @classmethod
     def of(cls, config: ThinkingStatesConfig) -> "ThoughtLayout":

@@ -17,7 +17,7 @@ class ThoughtGestaltConfig(DecoderConfig):
     ``block_size`` is the number of slots of a sentence tensor: BOS, 64 tokens, EOD and EOS are 67.
 
     Raises:
-        ValueError: If a value is out of its range. The message names key, value and cure.
+        ValueError: If a value is out of range. The message names key, value and cure.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"memory_size": "M"}

@@ -19,7 +19,7 @@ class CopyConfig(TransformerConfig):
     """A plain decoder that reads every token n times.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"copies": "n"}
@@ -51,7 +51,7 @@ class CopyNetwork(TransformerNetwork):
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """Returns the normed states (B, T, D) of the right-most copies of ``tokens`` (B, T).
 
-        The caller then advances the cache, if any, by ``copies`` entries a token.
+        The caller then advances the cache, if any, by ``copies`` entries per token.
         """
         copies, num_new = self.config.copies, tokens.shape[1] * self.config.copies
         if cache is None:

@@ -17,7 +17,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     """A GPT-2 style decoder with rotary positions whose residual streams fork under a budget.
 
     Raises:
-        ValueError: If a value is out of its range. The message names key, value and cure.
+        ValueError: If a value is out of range. The message names key, value and cure.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"kappa": r"$\kappa$"}
@@ -67,7 +67,7 @@ class ThoughtbubblesConfig(DecoderConfig):
             )
         if self.ratio < 1:
             raise ValueError(
-                f"kappa ({self.kappa}) is a ratio of {self.ratio:g} streams a token at block_size "
+                f"kappa ({self.kappa}) is {self.ratio:g} streams per token at block_size "
                 f"{self.block_size}; it must be at least 1 (1L), as originals always survive"
             )
         if self.allocation_window < 1:
@@ -132,7 +132,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     def competes(self, ordinal: int) -> bool:
         """Returns whether the fork layer with this ordinal (0-based) may have to prune streams.
 
-        It prunes none as long as 2^(ordinal + 1) streams a token fit into the budget.
+        It prunes none as long as 2^(ordinal + 1) streams per token fit into the budget.
         """
         return ordinal >= 0 and 2.0 ** (ordinal + 1) > self.ratio
 

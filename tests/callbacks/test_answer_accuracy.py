@@ -223,8 +223,8 @@ def test_a_chain_of_thought_is_judged_by_what_follows_its_prefix(data):
 
 
 def test_data_without_questions_are_refused(make_model, make_data, data, make_trainer):
-    with pytest.raises(ValueError, match="do not say which answers are right"):
+    with pytest.raises(ValueError, match="do not define correct answers"):
         make_trainer(AnswerAccuracy()).validate(make_model(), make_data(), verbose=False)
     trainer = make_trainer(AnswerAccuracy())
-    with pytest.raises(ValueError, match="do not say which answers are right"):
+    with pytest.raises(ValueError, match="do not define correct answers"):
         trainer.validate(build(), data.val_dataloader(), verbose=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from browser import CHROMIUM, browser
 
-from evaluation.thoughts import MOST_STEP, TokenTrace
+from evaluation.thoughts import MAX_STEP, TokenTrace
 from evaluation.thoughts_page import page, visible
 from lightning_models import load
 
@@ -175,7 +175,7 @@ def test_a_decoder_says_the_steps_of_latents(name, write_method, monkeypatch):
         logits = model.network.say(latents, written) @ model.network.decoder.output_matrix.T
     assert torch.equal(written, logits[..., : lm.tokenizer.vocab_size].argmax(dim=-1))
     assert len(written.unique()) > 2
-    ids = write(given[0], MOST_STEP, lm.tokenizer.vocab_size).tolist()
+    ids = write(given[0], MAX_STEP, lm.tokenizer.vocab_size).tolist()
     words = [lm.tokenizer.decode_continuation(each).strip() for each in ids]
     assert all(map(str.startswith, words, said["text"]))
 

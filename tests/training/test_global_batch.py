@@ -58,7 +58,7 @@ def test_it_is_the_product_and_the_tokens_are_those_that_are_trained_on(
     batch = {1: "4 rows = 2 micro-batch x 2 accumulated x 1 device"}
     batch[2] = "8 rows = 2 micro-batch x 2 accumulated x 2 devices"
     assert LINE.findall(out) == [
-        f"global batch {batch[devices]}, {2 * 2 * 32 * devices} tokens a step, 6 steps, "
+        f"global batch {batch[devices]}, {2 * 2 * 32 * devices} tokens per step, 6 steps, "
         f"{tokens:,} tokens in all"
     ]
     assert out.index("global batch") < out.index("step 6")
@@ -88,7 +88,7 @@ def test_sentences_are_counted_in_lexical_tokens(text_file, data_cache, tmp_path
         "global batch at most 2,100 lexical tokens = 700 micro-batch x 3 accumulated"
     )
     assert line.endswith(
-        "x 1 device, at most 2,100 tokens a step, 4 steps, at most 8,400 tokens in all"
+        "x 1 device, at most 2,100 tokens per step, 4 steps, at most 8,400 tokens in all"
     )
 
 
@@ -101,7 +101,7 @@ def test_the_planner_prints_the_same_line(text_file, data_cache, tmp_path, capsy
     assert LINE.findall(capsys.readouterr().out) == [line]
     assert main(["plan", *argv[1:], "--trainer.max_steps=3", "--trainer.devices=4"]) == 0
     assert LINE.findall(capsys.readouterr().out) == [
-        "global batch 16 rows = 2 micro-batch x 2 accumulated x 4 devices, 512 tokens a step, "
+        "global batch 16 rows = 2 micro-batch x 2 accumulated x 4 devices, 512 tokens per step, "
         "3 steps, 1,536 tokens in all"
     ]
 

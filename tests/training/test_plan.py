@@ -92,7 +92,7 @@ def test_the_lines_are_products_of_the_options(capsys):
     tokens = 4 * 3 * 16 * 64
     assert (
         "global batch 192 rows = 4 micro-batch x 3 accumulated x 16 devices, "
-        f"{tokens:,} tokens a step, 100 steps, {100 * tokens:,} tokens in all"
+        f"{tokens:,} tokens per step, 100 steps, {100 * tokens:,} tokens in all"
     ) in out
     each, share = re.search(r"\(([\d.]+ \w) a token\), ([\d.]+)% of all FLOPs", out).groups()
     training = number(each) * 100 * tokens

@@ -97,12 +97,12 @@ class MoRConfig(PonderingConfig):
     """A shared stack, applied once to all tokens and up to K = ``thinking_steps`` times to some.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     capacities: tuple[float, ...] = (0.9, 0.8, 0.73)
     """Fraction of a text's tokens that takes each of the K extra recursions in training. The
-    defaults execute 2.43 steps a token, as in PonderLM-3's Table 2."""
+    defaults execute 2.43 steps per token, as in PonderLM-3's Table 2."""
     router_weight: float = 1e-3
     """Weight of the routers' cross-entropy in the objective."""
     eval_routing: Routing = "threshold"

@@ -41,7 +41,7 @@ class CodiConfig(LatentConfig):
     """CODI (Shen et al., 2025), with PCCoT (Wu et al., 2025) as ``passes``.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     num_latents: int = 6

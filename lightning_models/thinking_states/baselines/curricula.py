@@ -34,7 +34,7 @@ from lightning_models.thinking_states.rows import chain_of
 _UNIFORM, _OFFSET = range(2)  # purpose of a row's draws, the second entry of their key
 
 
-MOST_EXTRA = 100
+MAX_EXTRA = 100
 """Maximum number of tokens that removal smoothing removes in advance."""
 
 
@@ -170,7 +170,7 @@ def num_steps(batch: Batch) -> Tensor:
 
 
 def offsets(ids: Tensor, smoothing: float, seed: int) -> Tensor:
-    """Draws o for each row (B,) int64, with P(o >= k) = exp(-lambda k), at most MOST_EXTRA.
+    """Draws o for each row (B,) int64, with P(o >= k) = exp(-lambda k), at most MAX_EXTRA.
 
     Args:
         ids: Ids of the rows (B,) int64.
@@ -178,7 +178,7 @@ def offsets(ids: Tensor, smoothing: float, seed: int) -> Tensor:
         seed: Seed of the draws.
     """
     level = row_draws(ids, 1, seed, _OFFSET)[:, 0]
-    return (-torch.log1p(-level) / smoothing).long().clamp(max=MOST_EXTRA)  # inverse CDF
+    return (-torch.log1p(-level) / smoothing).long().clamp(max=MAX_EXTRA)  # inverse CDF
 
 
 def row_draws(ids: Tensor, count: int, *key: int) -> Tensor:
@@ -198,7 +198,7 @@ class StagedConfig(ChainConfig):
     """A model whose chain of thought is removed step by step.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     epochs_per_stage: float = 3
@@ -361,7 +361,7 @@ class ICoTConfig(StagedConfig):
     """Implicit chain of thought by stepwise internalisation (Deng et al., 2024).
 
     Raises:
-        ValueError: If a value is out of its range, or belongs to the other unit of removal.
+        ValueError: If a value is out of range, or belongs to the other unit of removal.
     """
 
     removal: Literal["tokens", "steps"] = "tokens"

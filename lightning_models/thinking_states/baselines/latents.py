@@ -83,7 +83,7 @@ class LatentConfig(ReasoningConfig):
     """A model with latents before its answer, and SIM-CoT's decoder of their steps.
 
     Raises:
-        ValueError: If a value is out of its range, or gradient checkpointing is set.
+        ValueError: If a value is out of range, or gradient checkpointing is set.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (START, END, LATENT)

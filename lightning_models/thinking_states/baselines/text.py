@@ -105,7 +105,7 @@ class TextLayout:
     step_separator: tuple[int, ...] = ()
     """Tokens before each step."""
     lm_on_query: bool = False
-    """Whether the query's tokens are predicted, too."""
+    """Whether the query's tokens are also predicted."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
         """Returns the normaliser of ``nll``: ``targets``, the batch's count of predicted tokens."""
@@ -189,7 +189,7 @@ class ChainConfig(ReasoningConfig):
     """A model that may write reasoning before its answer.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     max_chain_tokens: int | None = None
@@ -510,7 +510,7 @@ class NoCoTConfig(ReasoningConfig):
     """A backbone that answers without reasoning; it adds no fields.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
 
@@ -549,7 +549,7 @@ class CoTConfig(ChainConfig):
     """A backbone that writes its reasoning, then its answer.
 
     Raises:
-        ValueError: If a value is out of its range.
+        ValueError: If a value is out of range.
     """
 
 
