@@ -100,13 +100,13 @@ class SaveRunRecord(SaveConfigCallback):
         values = Namespace({key: self.config.get(key) for key in ("model", "data")}).as_dict()
         settings = json.dumps(yaml_values(values), sort_keys=True)
         of_ranks = gather((path, self.run_id, settings))
-        paths = [each[0] for each in of_ranks]
+        paths = [record[0] for record in of_ranks]
         follow = None not in paths and self.run_id is not None
-        if len(set(paths)) == 1 or (follow and len({each[1:] for each in of_ranks}) == 1):
+        if len(set(paths)) == 1 or (follow and len({record[1:] for record in of_ranks}) == 1):
             return
         raise CheckpointError(
             f"ckpt_path: the first process resumes from {paths[0]}, another one from "
-            f"{next(each for each in paths if each != paths[0])}; give the path itself, in a "
+            f"{next(record for record in paths if record != paths[0])}; give the path itself, in a "
             "folder that all nodes see",
             agreed=True,
         )

@@ -296,11 +296,11 @@ def _measure_all(
         ValueError: If a run cannot be scored and ``skip`` is false, or none can.
     """
     metrics, left_out = [], {}
-    for idx, one in enumerate(runs, start=1):
-        print(f"run {idx} of {len(runs)}: {one.name}", file=sys.stderr)
-        path = str(one.checkpoint.path)
+    for idx, run in enumerate(runs, start=1):
+        print(f"run {idx} of {len(runs)}: {run.name}", file=sys.stderr)
+        path = str(run.checkpoint.path)
         try:
-            metrics.append(measure(one, options))
+            metrics.append(measure(run, options))
         except ValueError as error:
             left_out[path] = skip_reason(path, error, skip=skip)
     if not metrics:

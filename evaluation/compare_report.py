@@ -127,13 +127,13 @@ def close(values: pd.Series, within: float, form: str = ",") -> Agreement:
 
 def same_parts(values: pd.Series) -> Agreement:
     """Checks whether all runs, by name, have the same dict, and names the keys that differ."""
-    keys = list(dict.fromkeys(key for one in values for key in one))
-    different = [key for key in keys if len({str(one.get(key)) for one in values}) > 1]
+    keys = list(dict.fromkeys(key for value in values for key in value))
+    different = [key for key in keys if len({str(value.get(key)) for value in values}) > 1]
     if not different:
         return "matched", _joined(values.iloc[0], keys)
     groups: dict[str, list[str]] = {}
-    for name, one in values.items():
-        groups.setdefault(_joined(one, different), []).append(str(name))
+    for name, value in values.items():
+        groups.setdefault(_joined(value, different), []).append(str(name))
     return "differs", _listed(groups)
 
 
@@ -328,10 +328,10 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
         **dict.fromkeys(_text_changes(runs), True),
         BOUND: "lower_bound" in kinds,
         NOT_CAUSAL: "noncausal" in kinds,
-        OTHER_TEXT: len({str(_held_out(one)) for one in runs["scored"]}) > 1,
+        OTHER_TEXT: len({str(_held_out(scored)) for scored in runs["scored"]}) > 1,
         OTHER_TARGETS: runs["counted"].nunique() > 1,
         MARKERS: any(runs["markers"] > 1),
-        PART_OF_SPLIT: any(one["batches"] < one["of_batches"] for one in runs["scored"]),
+        PART_OF_SPLIT: any(scored["batches"] < scored["of_batches"] for scored in runs["scored"]),
         PART_OF_TASK: any(
             (how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked
         ),
@@ -377,7 +377,7 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
     sentences = []
     for row in rows[1:]:
         pair, (first, other) = pd.concat([rows[0], row]), (rows[0].iloc[0], row.iloc[0])
-        texts = {str(_held_out(one)) for one in pair["scored"]}
+        texts = {str(_held_out(scored)) for scored in pair["scored"]}
         kinds = pair["likelihood"].nunique(), pair["counted"].nunique()
         if len(texts) > 1 or kinds != (1, 1):
             continue

@@ -229,8 +229,8 @@ def _class_paths(value: Any) -> Iterator[str]:
             yield path
         value = list(value.values())
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _class_paths(each)
+        for item in value:
+            yield from _class_paths(item)
 
 
 def _score_blockwise(

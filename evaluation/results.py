@@ -143,7 +143,7 @@ def results_of(checkpoint: Checkpoint) -> list[Result]:
     if not contents:
         return []
     same = {"format": RESULT_FORMAT, "checkpoint": checkpoint_digest(checkpoint)}
-    about = [each for each in contents if same.items() <= each["identity"].items()]
+    about = [content for content in contents if same.items() <= content["identity"].items()]
     return sorted(about, key=lambda content: str(content["written"]))
 
 

@@ -560,7 +560,7 @@ def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.Dat
     Raises:
         ValueError: If no model has such a key.
     """
-    runs = pd.DataFrame([each.columns() for each in metrics], dtype=object)
+    runs = pd.DataFrame([values.columns() for values in metrics], dtype=object)
     runs = runs.sort_values("run", ignore_index=True)
     runs = runs.where(runs.notna(), None)
     rows = [row for _, row in runs.groupby(["row", "recipe", "stride"], sort=False, dropna=False)]

@@ -77,7 +77,7 @@ def read_record(folder: Path | None) -> dict[str, Any]:
     trainer = trainer if isinstance(trainer, Mapping) else {}
     versions = [_versions(file) for file in files]
     seen = {
-        name: dict.fromkeys(each[name] for each in versions if name in each)
+        name: dict.fromkeys(version[name] for version in versions if name in version)
         for name in ("commit", "torch")
     }
     return {
@@ -168,7 +168,9 @@ def path_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
     folders = [_run_folder(checkpoint) for checkpoint in checkpoints]
     if len(set(folders)) < len(folders):  # several checkpoints of one run
         folders = [checkpoint.path.resolve().with_suffix("") for checkpoint in checkpoints]
-    classes = [each.model_recipe["class_path"].rpartition(".")[2] for each in checkpoints]
+    classes = [
+        checkpoint.model_recipe["class_path"].rpartition(".")[2] for checkpoint in checkpoints
+    ]
     if len(folders) == 1:
         return [_short(folders[0].parts, classes[0]).rpartition("/")[2] or classes[0]]
     common = os.path.commonpath([folder.parent for folder in folders])

@@ -260,12 +260,12 @@ def _memory(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
     notes = [[list[str]() for _ in range(length)] for length in lengths]
     seen: dict[int, int] = {}
     records = recorder.recorded("memory_attention")
-    for each in records:
-        sentence = seen[each["layer"]] = seen.get(each["layer"], 0) + 1
-        weights = as_float64(each["weights"])[:, ::-1]  # (P, M_t), the youngest first
+    for record in records:
+        sentence = seen[record["layer"]] = seen.get(record["layer"], 0) + 1
+        weights = as_float64(record["weights"])[:, ::-1]  # (P, M_t), the youngest first
         ages[sentence] += weights @ np.arange(1, weights.shape[1] + 1)
         for note, w in zip(notes[sentence], weights, strict=True):
-            note.append(f"layer {each['layer']} reads 1, 2, ... sentences back {_numbers(w)}")
+            note.append(f"layer {record['layer']} reads 1, 2, ... sentences back {_numbers(w)}")
     mean = np.concatenate(ages) / len(seen)
     first = lengths[0]
     mean[:first] = math.nan  # memory is empty
@@ -282,12 +282,12 @@ def _thoughts(
     """Returns a row for each thought after a chunk of the question, or of the answer."""
     asked, rows = int(batch["query_lengths"][0]), []
     for row in recorder.thoughts.rows or ():
-        for each in row.thoughts:
+        for thought in row.thoughts:
             # an answer follows the prefix, which is not shown
-            given = len(model.config.answer_prefix) if each.end >= asked else 0
-            text = thought_text(tokenizer, each.tokens)
-            at = max(each.end - given, min(each.end, asked - 1))
-            rows.append({"at": at, "text": text, "length": len(each.tokens)})
+            given = len(model.config.answer_prefix) if thought.end >= asked else 0
+            text = thought_text(tokenizer, thought.tokens)
+            at = max(thought.end - given, min(thought.end, asked - 1))
+            rows.append({"at": at, "text": text, "length": len(thought.tokens)})
     return [row for row in rows if row["length"]]
 
 
@@ -307,7 +307,9 @@ def _latent_words(
     rows = []
     for p, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         texts = pieces_alone(tokenizer, ids)
-        told = ", ".join(f"{text!r} {each:.2f}" for text, each in zip(texts, p, strict=True))
+        told = ", ".join(
+            f"{text!r} {probability:.2f}" for text, probability in zip(texts, p, strict=True)
+        )
         rows.append({"at": int(batch["query_lengths"][0]) - 1, "text": texts[0], "note": told})
     if rows and model.network.decoder is not None:
         size = model.layout.latents_per_step

@@ -59,7 +59,7 @@ def zero_shot_table(result: Mapping[str, Any]) -> str:
         "batches": TableColumn("batches"),
         "of_batches": TableColumn("of"),
     }
-    rows = {name: {**one, **one["settings"]} for name, one in result["sets"].items()}
+    rows = {name: {**scores, **scores["settings"]} for name, scores in result["sets"].items()}
     sets = pd.DataFrame(rows, index=[*columns], dtype=object).T.rename_axis("set")
     common = {
         "likelihood": result["likelihood"],

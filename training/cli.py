@@ -128,7 +128,9 @@ class LatentCLI(CheckpointParsing):
                 f"{ACCUMULATE} follows from data.global_batch and the number of devices; leave it "
                 "out, or set data.global_batch to null"
             )
-        if any(isinstance(each, BatchSizeFinder) for each in vars(self.trainer)["callbacks"]):
+        if any(
+            isinstance(callback, BatchSizeFinder) for callback in vars(self.trainer)["callbacks"]
+        ):
             raise UserError(
                 "trainer.callbacks (BatchSizeFinder): the batch belongs to the experiment, so no "
                 "callback changes it; python train.py plan shows which batch_size fits, and "

@@ -222,9 +222,9 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float |
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             inner = name if key == "init_args" else f"{name}.{key}".lstrip(".")
-            yield from _flat(each, inner.removesuffix(".class_path"))
+            yield from _flat(item, inner.removesuffix(".class_path"))
     elif value is not None:
         yield name, value if isinstance(value, bool | int | float | str) else str(value)
 

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from training.errors import LOST_LINE, LOST_PROCESS, UserError, is_agreed, of_launcher
+from training.errors import LOST_LINE, LOST_PROCESS, UserError, is_agreed, is_launcher_error
 
 LAUNCHER = "LATENT_THINKING_LAUNCHER"
 """Environment variable of launched ranks: the process id of rank 0, which started them."""
@@ -140,7 +140,7 @@ def code_without_report(error: Exception) -> int | None:
     """
     if is_agreed(error) and int(getattr(rank_zero_only, "rank", 0) or 0):
         return 0
-    if of_launcher(error) and os.environ.get("SLURM_PROCID", "0") != "0":
+    if is_launcher_error(error) and os.environ.get("SLURM_PROCID", "0") != "0":
         return 2
     return None
 

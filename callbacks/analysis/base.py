@@ -245,8 +245,8 @@ class Analysis(EvaluationHooks, ABC):
         if collected is None:
             return
         findings = Findings()
-        for each in gather(collected):
-            findings.append(each)
+        for part in gather(collected):
+            findings.append(part)
         if trainer.is_global_zero and findings:
             stage = "test" if trainer.state.fn == "test" else "val"
             report = self._report(trainer, pl_module, findings)

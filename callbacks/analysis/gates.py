@@ -440,7 +440,7 @@ def reach_lines(
             losses[t], list(vectors[:t]), retain_graph=True, materialize_grads=True
         )
         rows = len(vectors[t])
-        norms = [each[:rows].float().norm(dim=-1).sum() for each in gradients]
+        norms = [gradient[:rows].float().norm(dim=-1).sum() for gradient in gradients]
         total = as_float64(torch.stack(norms).flip(0))
         columns = {"layer": 0, "age": np.arange(1, t + 1), "total": total, "count": float(rows)}
         tables.append(pd.DataFrame(columns))
@@ -472,8 +472,8 @@ def even_weights(table: pd.DataFrame) -> pd.Series:
     counts, layer = table["slots"], table["layer"]
     # number of slots whose memory ends at this age
     highest = counts - counts.groupby(layer).shift(-1, fill_value=0)
-    each = (highest / table["age"])[::-1]
-    return each.groupby(layer).cumsum() / counts.groupby(layer).transform("first")
+    weights = (highest / table["age"])[::-1]
+    return weights.groupby(layer).cumsum() / counts.groupby(layer).transform("first")
 
 
 def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:

@@ -216,8 +216,8 @@ def written_out(
     marks = []
     for mine, theirs in zip(predicted, predicted if gold is None else gold, strict=True):
         thought, wanted = (
-            thought_text(tokenizer, each.tokens) if each.tokens else "nothing"
-            for each in (mine, theirs)
+            thought_text(tokenizer, row.tokens) if row.tokens else "nothing"
+            for row in (mine, theirs)
         )
         right = mine.tokens == theirs.tokens
         if right and not mine.tokens:
@@ -227,7 +227,7 @@ def written_out(
     return {
         "text": "".join(map(insert, parts, [*marks, ""])).strip(),
         "parts": parts,
-        "thoughts": [thought_text(tokenizer, each.tokens) for each in predicted],
+        "thoughts": [thought_text(tokenizer, thought.tokens) for thought in predicted],
     }
 
 

@@ -171,7 +171,9 @@ def rank(
     parts = (_candidate_batch(tokenizer, pairs[i : i + size]) for i in range(0, len(pairs), size))
     with compute.recording():
         scores = [score_batch(model, batch, precision) for batch in compute.watch(parts)]
-    log_probs = [one.log_prob.double().sum(dim=1) + one.sequence_term.double() for one in scores]
+    log_probs = [
+        score.log_prob.double().sum(dim=1) + score.sequence_term.double() for score in scores
+    ]
     # (questions * candidates,) to (questions, candidates), as `pairs` are ordered
     best = torch.cat(log_probs).view(len(questions), len(texts)).argmax(dim=1).tolist()
     replies = [
@@ -238,7 +240,7 @@ class Timing:
         return {
             "seconds_per_question": self.seconds,
             "speed_up": None if baseline is None else self.speed_up(baseline),
-            "seconds_per_question_by_round": [each / self.questions for each in self.rounds],
+            "seconds_per_question_by_round": [seconds / self.questions for seconds in self.rounds],
         }
 
 

@@ -163,7 +163,7 @@ def settings_of(contestants: Sequence[Contestant], key: str) -> Against:
     Raises:
         ValueError: If no model has the field, or a value is not a number.
     """
-    values = [_setting(one, key) for one in contestants]
+    values = [_setting(contestant, key) for contestant in contestants]
     if all(value is None for value in values):
         raise ValueError(f"against ({key}) is not a field of any model's config")
     return key, values
@@ -195,7 +195,11 @@ def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = No
     setting, a row for each model with ``speed_up`` too.
     """
     if against is None:
-        lines = [{"label": one["label"], **group} for one in results for group in one["by_group"]]
+        lines = [
+            {"label": result["label"], **group}
+            for result in results
+            for group in result["by_group"]
+        ]
         return pd.DataFrame(lines, dtype=object).drop(columns="questions")
     points = pd.DataFrame(results, dtype=object).reindex(
         columns=["label", "accuracy", "standard_error", "speed_up"]

@@ -231,7 +231,7 @@ class HarnessModel(LM):
         for request in requests:
             wanted.append(self._writing_request(request, seen[id(request)]))
             seen[id(request)] += 1
-        keys = [(*r.args, one.stream) for r, one in zip(requests, wanted, strict=True)]
+        keys = [(*r.args, request.stream) for r, request in zip(requests, wanted, strict=True)]
         cached = self.cache_hook.dbdict or {}
         texts = [cached.get(hash_args("generate_until", key)) for key in keys]
         missing = [idx for idx, text in enumerate(texts) if text is None]

@@ -195,7 +195,7 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
         files = files[files.index(newest.path) + 1 :]  # those before it are damaged
         others = [path for path in files if path.parent == newest.path.parent]
         siblings = _whole(others, open_checkpoint, damaged)
-        run = [newest, *(each for each in siblings if each.run_id == newest.run_id)]
+        run = [newest, *(sibling for sibling in siblings if sibling.run_id == newest.run_id)]
         run.sort(key=lambda checkpoint: (checkpoint.step, times[checkpoint.path]), reverse=True)
         # only the chosen one is read from end to end: a folder may hold hundreds
         whole = next(_whole(run, read_again, damaged), None)

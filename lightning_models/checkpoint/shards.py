@@ -145,8 +145,8 @@ class Shards:
                 )
                 for name, entry in content[KEY]["tensors"].items()
             }
-            shapes = [size for each in self.tensors.values() for size in each.shape]
-            dtypes = [each.dtype for each in self.tensors.values()]
+            shapes = [size for stored in self.tensors.values() for size in stored.shape]
+            dtypes = [stored.dtype for stored in self.tensors.values()]
             sound = all(isinstance(size, int) and size >= 0 for size in shapes)
             sound &= all(isinstance(dtype, torch.dtype) for dtype in dtypes)
         except (LookupError, TypeError, AttributeError) as error:
@@ -167,7 +167,9 @@ class Shards:
     def below(self, key: str) -> dict[str, str]:
         """Returns the names of the tensors below one key of the content, by their last key."""
         return {
-            str(each.path[-1]): name for name, each in self.tensors.items() if each.path[0] == key
+            str(stored.path[-1]): name
+            for name, stored in self.tensors.items()
+            if stored.path[0] == key
         }
 
     def verify(self, share: slice = slice(None)) -> None:
@@ -324,7 +326,7 @@ def whole(
     del content[KEY]
     with _agreed(several):
         read = shards.read(shards.tensors, empty)
-        values = {each.path: read[name] for name, each in shards.tensors.items()}
+        values = {stored.path: read[name] for name, stored in shards.tensors.items()}
         return put_back(content, values, path)
 
 

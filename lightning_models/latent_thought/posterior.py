@@ -95,7 +95,7 @@ class InferenceProblem(Protocol):
 
     @property
     def informed(self) -> Tensor:
-        """bool (B,): whether a row has targets; if not, its posterior is the prior."""
+        """(B,) bool, whether a row has targets; if not, its posterior is the prior."""
 
     def likelihood(self, z: Tensor) -> Likelihood:
         """Returns -log p(x | z) for latent vectors (B, Z, D)."""

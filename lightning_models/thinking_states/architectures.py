@@ -136,7 +136,7 @@ def _rope_types(shape: Any) -> set[str]:
     """Returns the types of rotary positions in a configuration, which may list them by layer."""
     rope = getattr(shape, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value]
-    return {str(each.get("rope_type", "default")) for each in (rope, *nested)}
+    return {str(parameters.get("rope_type", "default")) for parameters in (rope, *nested)}
 
 
 @contextlib.contextmanager

@@ -376,9 +376,9 @@ class ReasoningNetwork(nn.Module):
         """
         if self.replace_latents is None:
             return latents
-        each = torch.arange(len(latents), device=latents.device)  # (K,)
-        indices = torch.as_tensor(indices, device=latents.device).expand_as(each)
-        return self.replace_latents(latents, each if rows is None else rows, indices)
+        order = torch.arange(len(latents), device=latents.device)  # (K,)
+        indices = torch.as_tensor(indices, device=latents.device).expand_as(order)
+        return self.replace_latents(latents, order if rows is None else rows, indices)
 
     def pause_latent(self) -> Tensor | None:
         """Returns the latent (..., D) that holds no thought, or None if nothing is fed back."""
@@ -514,4 +514,6 @@ def backbone_flops(
 
 def _frozen_flops(*weights: Tensor) -> float:
     """Returns the FLOPs per position of the weight gradients that frozen matrices save."""
-    return 2.0 * sum(each.numel() for each in weights if each.ndim == 2 and not each.requires_grad)
+    return 2.0 * sum(
+        weight.numel() for weight in weights if weight.ndim == 2 and not weight.requires_grad
+    )

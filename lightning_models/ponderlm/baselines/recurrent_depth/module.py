@@ -126,7 +126,7 @@ class LoopedLM(DepthLM):
         coda = shape.coda_layers / config.num_layers
         times = recurrences + shape.prelude_layers / config.num_layers + coda
         blocks = {name: flops for name, flops in parts.items() if name != "output"}
-        total = {"output": parts["output"]} | {key: times * each for key, each in blocks.items()}
+        total = {"output": parts["output"]} | {key: times * flops for key, flops in blocks.items()}
         if self.network.adapter is not None:
             total["injection"] = recurrences * linear_flops(self.network.adapter)
         if shape.reads_logits:
