@@ -180,7 +180,7 @@ def test_references_that_cannot_be_used_are_refused(analyse, save_checkpoint):
     with pytest.raises(ValueError, match="there is no checkpoint at nowhere.ckpt"):
         analyse(reference_ckpt="nowhere.ckpt")
     path = save_checkpoint("gpt2", vocab_size=300)
-    with pytest.raises(ValueError, match="vocabulary of 300, the model one of 257"):
+    with pytest.raises(ValueError, match="vocabulary of 300, but the model has 257"):
         analyse(reference_ckpt=path)
     content = torch.load(path, weights_only=True)
     content["recipe"]["model"]["class_path"] = "elsewhere.OtherLM"
