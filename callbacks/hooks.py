@@ -10,7 +10,7 @@ class EvaluationHooks(L.Callback):
     """A callback on the batches of validations, and of tests if ``of_tests`` is set.
 
     Lightning has separate hooks for the two; here both call the same four methods, which do
-    nothing unless overridden. The sanity check before a training calls none.
+    nothing unless overridden. The sanity check before training calls none.
     """
 
     of_tests: ClassVar[bool] = True
@@ -91,7 +91,7 @@ class AsksAllRanks(L.Callback):
         """Receives the sums of the numbers over all ranks, before the optimiser's step."""
 
 
-class AgreedEnd(Exception):  # noqa: N818 - some are no errors
+class AgreedEnd(Exception):  # noqa: N818 - some are not errors
     """Raised by all ranks at the same place to end the program; rank 0 reports it."""
 
     exit_code: int

@@ -27,7 +27,7 @@ class ModelOverview(L.Callback):
 
 
 def _planned_batch(trainer: Any, data: Any) -> str:
-    """Returns `batch_line` of a training that starts or resumes."""
+    """Returns `batch_line` of a run that starts or resumes."""
     steps, epoch = trainer.estimated_stepping_batches, trainer.num_training_batches
     batch = data.step_batch(trainer.world_size, trainer.accumulate_grad_batches).within(epoch)
     accumulate, tokens, total = batch.accumulate, batch.size * data.unit_tokens(), None

@@ -22,7 +22,7 @@ class Progress(TQDMProgressBar):
 
     Both show the logged losses, tokens per second (from the ``Throughput`` callback) and the time
     left until max_steps, max_epochs or max_time, whichever comes first. Each validation prints a
-    line, and so does the end of the training, with the last checkpoint and a command to evaluate
+    line, and so does the end of training, with the last checkpoint and a command to evaluate
     it.
 
     Args:
@@ -98,7 +98,7 @@ class Progress(TQDMProgressBar):
             self.print(line)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # the bar is closed by now; a training that ended with an error does not get here
+        # the bar is closed by now; a run that ended with an error does not get here
         path = newest_written(trainer) if self._lines or self.is_enabled else None
         if path is not None:
             name = shlex.quote(str(_from_here(path)))

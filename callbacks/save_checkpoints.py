@@ -101,7 +101,7 @@ class SaveCheckpoints(ModelCheckpoint):
         if _is_of(self.monitor, "val") and self.monitor != MONITOR:
             raise ValueError(
                 f"checkpoint.monitor ({self.monitor}) is a value of validations, and this run has "
-                "none; choose a value of the training, such as train/loss, or null"
+                "none; choose a value logged in training, such as train/loss, or null"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -142,7 +142,7 @@ class SaveCheckpoints(ModelCheckpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         names = trainer.callback_metrics
-        # a value of the training may be logged later, with the first optimiser step
+        # a training value may be logged later, with the first optimiser step
         comes_later = not _is_of(self.monitor, "val") and not self._has_logged(trainer)
         comes_later = comes_later and self.monitor not in names
         if not comes_later:
@@ -199,7 +199,7 @@ class SaveCheckpoints(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # A run in another folder starts a new ranking, and so does one whose state names files that
-        # are no checkpoints of its folder, as files that drop out of the ranking are deleted.
+        # are not checkpoints in its folder, as files that drop out of the ranking are deleted.
         if state_dict.get("dirpath") == self.dirpath and self._ranks_own_files(state_dict):
             super().load_state_dict(state_dict)
 
@@ -216,7 +216,7 @@ class SaveCheckpoints(ModelCheckpoint):
         )
 
     def _check_training(self, trainer: L.Trainer) -> None:
-        """Checks once, in a run without validations, that the training logs ``monitor``."""
+        """Checks once, in a run without validations, that training logs ``monitor``."""
         if trainer.enable_validation or _is_of(self.monitor, "val"):
             return
         logged: Any = trainer._results or {}  # also means over the epoch, which have no value yet

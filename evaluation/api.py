@@ -73,7 +73,7 @@ def _texts(values: Any, key: str = "text") -> list[str]:
     """Returns a text or several texts as a list.
 
     Raises:
-        ValueError: If a value is no text, or cannot be encoded as UTF-8.
+        ValueError: If a value is not text, or cannot be encoded as UTF-8.
     """
     texts = list(values) if isinstance(values, list | tuple) else [values]
     for text in texts:
@@ -377,7 +377,7 @@ class LoadedModel:
         Args:
             text: A text of at least one token, or a list of such texts, which are read in batches.
                 For a model that answers questions, the answer, whose EOS is scored too.
-            context: Text before it, which is not scored; by default ``text`` starts a document.
+            context: Preceding text, which is not scored. By default ``text`` starts a document.
                 The two are encoded separately, so that exactly ``text`` is scored even if the
                 tokenizer would merge across the boundary. For a model that answers questions, the
                 question. With a list of texts, one context for all or a list of the same length.
@@ -543,7 +543,7 @@ class LoadedModel:
         """Counts FLOPs per token over all passes, operation by operation (docs/compute.md).
 
         Args:
-            context: Length of the sequence in tokens, by default the window of the training.
+            context: Length of the sequence in tokens. Defaults to the window it was trained with.
             kind: Computation to count: scoring in one pass, training, or generation.
         """
         _check_choice("kind", kind, Compute)

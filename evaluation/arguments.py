@@ -194,7 +194,7 @@ def carried(arguments: Mapping[str, Any], *more: str) -> dict[str, Any]:
 
     Args:
         arguments: Init arguments of the checkpoint's data.
-        *more: Further names to inherit, besides ``CARRIED``.
+        *more: Further names to inherit, in addition to ``CARRIED``.
     """
     return {key: arguments[key] for key in (*CARRIED, *more) if key in arguments}
 
@@ -241,7 +241,7 @@ def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
     """Returns the part of the checkpoint's recipe that the typed options are laid over.
 
     A different class starts from its defaults and inherits only how text is read. If only text
-    files to score are typed, the training's files are dropped, since they would be tokenised again
+    files to score are typed, the training files are dropped, since they would be tokenised again
     together with them.
 
     Args:

@@ -52,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> int:
     exits with 130.
 
     Args:
-        args: The command line, by default ``sys.argv[1:]``.
+        args: The command line. Defaults to ``sys.argv[1:]``.
     """
     argv = sys.argv[1:] if args is None else list(args)
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -114,7 +114,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Namespace]:
     if "data" in settings:
         settings.data = of_data
     elif of_data:
-        parser.parse_args(argv)  # refuses them: they are no options of this command
+        parser.parse_args(argv)  # refuses them: they are not options of this command
     return parsed.command, settings
 
 

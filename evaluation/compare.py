@@ -178,10 +178,10 @@ def compare_runs(
 
     Args:
         runs: Checkpoints, folders of runs, or patterns; NAME=PATH names the row.
-        options: Split and settings of the scoring.
+        options: Split and settings for scoring.
         label: Keys of the models' config that name the rows, separated by commas; by default names
             or paths of the runs.
-        title: Heading of the report, by default the number of runs.
+        title: Heading of the report. Defaults to the number of runs.
         introduction: Paragraph below the heading.
         which: Checkpoint to take from a run's folder: the one of the last step, or the best one.
         skip_unreadable: Whether to leave out runs that cannot be read or scored.

@@ -38,7 +38,8 @@ def check_picture(target: str, key: str = "output") -> Path:
     """Returns the path of a figure after checking that its folder can be written to.
 
     Raises:
-        ValueError: If the ending is no known format, or the folder is missing or not writable.
+        ValueError: If the extension is not a known format, or the folder is missing or not
+            writable.
     """
     path = check_target(target, key)
     if path.suffix not in FORMATS:

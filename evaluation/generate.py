@@ -87,7 +87,7 @@ def continue_prompts(
         max_new_tokens: Maximum length of a continuation in tokens.
         sampling: Temperature, top-k, top-p and seed.
         precision: Precision of the matrix products.
-        streams: Random stream of each prompt, by default 0, 1, 2 and so on.
+        streams: Random stream of each prompt. Defaults to 0, 1, 2 and so on.
         stop: Texts at which a continuation ends; it is cut before the first one.
     """
     streams = range(len(prompts)) if streams is None else streams

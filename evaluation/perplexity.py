@@ -111,7 +111,7 @@ def measure_perplexity(
         seed: Seed of the draw.
         split: Split to score.
         precision: Precision of matrix products.
-        limit_batches: Number of batches to score, or to draw from, by default all.
+        limit_batches: Number of batches to score, or to draw from. Defaults to all.
 
     Raises:
         ValueError: If the split is empty.

@@ -92,7 +92,7 @@ MAUVE_SEEDS = range(25, 30)
 
 @dataclass(frozen=True, kw_only=True)
 class QualityConfig:
-    """Settings of generation and of its judges; the defaults are the papers' protocols."""
+    """Settings for generation and its judges; the defaults are the papers' protocols."""
 
     mode: Literal["conditional", "unconditional", "both"] = "both"
     """conditional: continuations of prompts (MAUVE); unconditional: samples from the start token
@@ -173,7 +173,7 @@ def human_texts(
 
 
 def check_running_text(data: LanguageDataModule) -> None:
-    """Raises a ValueError for data that are no running text, such as questions with answers."""
+    """Raises a ValueError for data that are not running text, such as questions with answers."""
     if not isinstance(data, Sentences | TextDataModule) or isinstance(data, AnswerDataModule):
         raise ValueError(
             f"data ({type(data).__name__}) have no running text to continue; name a corpus with "

@@ -138,7 +138,7 @@ def _pretrained_log_probs(pretrained: Pretrained, prompts: Tensor) -> Tensor:
     length, context = prompts.shape[1], pretrained.context
     if context is not None and length > context:
         raise ValueError(
-            f"hf: a prompt has {length} tokens, more than the model's context of {context}; take a "
+            f"hf: a prompt has {length} tokens, more than the model's context of {context}; use a "
             "model with a longer context"
         )
     with float32_products(pretrained.precision):
@@ -216,7 +216,7 @@ def measure_reversal(
     if len(ids) < 2:
         raise ValueError(
             f"names: {len(ids)} of {len(names)} are single tokens of the tokenizer "
-            f"({probed.tokenizer}), and the probe needs 2; take a model whose tokenizer has whole "
+            f"({probed.tokenizer}), and the probe needs 2; use a model whose tokenizer has whole "
             "words (gpt2)"
         )
     drawn = draw_pairs(list(ids), pairs, seed)

@@ -71,7 +71,7 @@ class RunMetrics:
     seed_everything: int | None
     """Seed of the run."""
     precision: str | None
-    """Precision of the training."""
+    """Training precision."""
     accumulate_grad_batches: int | None
     """Micro-batches of an optimiser step on each device."""
     commit: str | None
@@ -88,7 +88,7 @@ class RunMetrics:
     training_tokens: int | None
     """Tokens of text in training, with repetitions."""
     flops: float | None
-    """FLOPs of the training so far, executed or planned."""
+    """Training FLOPs so far, executed or planned."""
     training_flops: float | None
     """``flops`` of models whose training steps have constant compute, else None."""
     training_flops_per_token: float | None
@@ -102,7 +102,7 @@ class RunMetrics:
     tokens_per_second: float | None
     """Median of the logged training speed on the machine of the run, without markers."""
     val_accuracy: float | None
-    """Accuracy of answers at the last validation in training, 0 to 1."""
+    """Accuracy of answers at the last validation of the run, 0 to 1."""
 
     text: str = ""
     """Name and digest of the training text, independent of the tokenizer."""
@@ -339,7 +339,7 @@ def _has_markers(tokenizer: Tokenizer) -> bool:
 def _flops(run: RunRecord, data: LanguageDataModule) -> float | None:
     """Returns the FLOPs per position of a training step.
 
-    For windows they are computed; for other rows they are the logged count of the training, or the
+    For windows they are computed; for other rows they are the count logged in training, or the
     count for documents of average length if there is no log.
     """
     if run.outline.reads == "windows":
@@ -367,7 +367,7 @@ NOT_A_RECIPE = frozenset(
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """Settings of the scoring, the same for every run."""
+    """Settings for scoring, the same for every run."""
 
     split: Split = "val"
     """Held-out documents to score."""

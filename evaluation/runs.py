@@ -259,7 +259,7 @@ class RunRecord:
     log: Path | None
     """Folder of the logs, or None if there are none next to the checkpoint."""
     record: Mapping[str, Any]
-    """Settings of its training, see ``read_record``."""
+    """Settings of its run, see ``read_record``."""
     scalars: Mapping[str, Mapping[int, float]]
     """Logged values by tag and step; steps count from 0."""
     row: str | None = None

@@ -109,7 +109,7 @@ class TraceRecorder(Recorder):
         self.forks, self.steps, self.thoughts = ForkRecorder(False), StepRecorder(), Recorded()
 
     def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the recording functions, by the name of the statistic."""
+        """Returns the recording functions by name of the statistic."""
         others = self.steps.consumers() | self.forks.consumers() | {"thoughts": self.thoughts.take}
         return super().consumers() | others
 

@@ -74,10 +74,10 @@ def zero_shot_table(result: Mapping[str, Any]) -> str:
 
 
 def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe of a set with the tokenizer, windows and batches of the training.
+    """Returns the recipe of a set with the tokenizer, windows and batches of the training run.
 
-    If the training split a corpus into sentences, the set is split in the same way. ``changes`` are
-    arguments of `ZeroShotText`.
+    If the training run split a corpus into sentences, the set is split in the same way. ``changes``
+    are arguments of `ZeroShotText`.
 
     Raises:
         CheckpointError: If the checkpoint was trained without a datamodule.
@@ -133,7 +133,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--cache_dir",
         type=str | None,
         default=None,
-        help="Folder of the tokenised sets (null: the folder of the training's data).",
+        help="Folder of the tokenised sets (null: the folder of the training data).",
     )
     parser.add_argument(
         "--block_size",

@@ -493,7 +493,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             return self.score(batch)
 
     def recorded_loss(self, batch: Batch, **consumers: Callable[..., None]) -> LossOutput:
-        """Returns the objective's terms with their graph, and passes statistics to consumers.
+        """Returns the objective's terms, attached to the graph, and passes statistics to consumers.
 
         If parameters are sharded, the caller must hold ``gathered()`` for as long as the graph.
 

@@ -186,7 +186,7 @@ def _largest_option(config: Mapping[str, Any], cls: Any) -> tuple[str, str]:
     """Returns the option that makes a network too large, with its value, and the cure."""
     # the sizes come from a published backbone, and the config's size fields are ignored
     if config.get("architecture") is not None:
-        return "model.config.architecture", "lower its sizes, or take a machine with more memory"
+        return "model.config.architecture", "lower its sizes, or use a machine with more memory"
     if config.get("backbone") is not None:
         return f"model.config.backbone ({config['backbone']})", "name a smaller one"
     usual = {field.name: field.default for field in dataclasses.fields(cls)}

@@ -115,7 +115,7 @@ def resolve_class(class_path: Any, base: type) -> Any:
     result = next((cls for module in modules if (cls := getattr(module, name, None))), None)
     if not isinstance(result, type):
         raise ValueError(
-            f"the class {quoted} is not known to this version; it must be exported by "
+            f"the class {quoted} is unknown to this version; it must be exported by "
             f"{', '.join(OWN_PACKAGES)}, or by a package named with --packages"
         )
     if not issubclass(result, base):
@@ -170,7 +170,7 @@ _quoted.maxstring = 80
 
 
 def shown(name: Any) -> str:
-    """Returns a name from a checkpoint for a message, quoted if it is no valid name.
+    """Returns a name from a checkpoint for a message, quoted if it is not a valid name.
 
     Quoted text is cut, and its control characters are escaped, as they could forge other lines.
     """
@@ -212,7 +212,7 @@ def argument_owners(cls: type) -> dict[str, Any]:
     """Returns the ``__init__`` that declares each argument of ``cls(...)``, by argument name.
 
     With ``**kwargs``, the ``__init__`` of the base classes are searched too. Names that none of
-    them declares are no arguments.
+    them declares are not arguments.
     """
     owners: dict[str, Any] = {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -311,7 +311,7 @@ def share_parameters(
 ) -> dict[str, float]:
     """Returns the memory of a device with its share of parameters, gradients and moments.
 
-    If FSDP2 gathers block by block, the parameters outside of blocks and two blocks are whole at a
+    If FSDP2 gathers block by block, the parameters outside blocks and two blocks are whole at a
     time, with their gradients; otherwise all parameters are, and at the end of the backward pass
     also their gradients and a buffer of the same size for the reduction.
     """

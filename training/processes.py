@@ -40,7 +40,7 @@ def is_later_rank(devices: str) -> bool:
 
 
 def slurm_tasks() -> int:
-    """Returns the number of tasks of the SLURM job step, 1 outside of one.
+    """Returns the number of tasks of the SLURM job step, 1 outside a job.
 
     Raises:
         UserError: If SLURM_NTASKS is not a number.
@@ -122,7 +122,7 @@ def _check_port(binds: bool) -> None:
         return
     cure = "set it to a free port, or unset it where --trainer.devices starts the processes"
     if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UserError(f"MASTER_PORT ({port}) is no port from 1 to 65535; {cure}")
+        raise UserError(f"MASTER_PORT ({port}) is not a port from 1 to 65535; {cure}")
     if binds:
         try:
             socket.create_server(("", int(port))).close()

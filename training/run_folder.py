@@ -41,7 +41,7 @@ def hold(run_place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
 
 
 def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits: bool) -> None:
-    """Locks the checkpoint folders of a training, see :func:`hold_folder`.
+    """Locks the checkpoint folders of a run, see :func:`hold_folder`.
 
     Services such as W&B give each run a folder with a new name, which is still unknown.
     """

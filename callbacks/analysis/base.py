@@ -43,7 +43,7 @@ class Recorder:
         self._records: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
     def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the recording functions, by the name of the statistic."""
+        """Returns the recording functions by name of the statistic."""
         return {name: partial(self._take, name) for name in self._records}
 
     def _take(self, name: str, **values: Any) -> None:
@@ -95,7 +95,7 @@ class Findings:
 
 
 class Analysis(EvaluationHooks, ABC):
-    """Analyses the first batches of every n-th validation of a training, and of standalone ones.
+    """Analyses the first batches of every n-th validation during training, and of standalone ones.
 
     Tests are analysed too if ``of_tests`` is set. An analysis collects tables from batches
     (``_collect``) and makes one report of the tables of all ranks (``_report``), which is written
@@ -103,7 +103,7 @@ class Analysis(EvaluationHooks, ABC):
     which is expensive (``_sweeps``). Checkpoints hold the number of past validations.
 
     Args:
-        every_n_validations: Analyse every n-th validation of a training. If 0, none of them.
+        every_n_validations: Analyse every n-th validation during training. If 0, none of them.
         num_batches: Number of batches of a validation to analyse.
         output: Folder of the files. If null, the folder ``tag`` in the run's log folder.
         sweep_every_n_validations: Sweep over settings at every n-th analysed validation of a
@@ -255,7 +255,7 @@ class Analysis(EvaluationHooks, ABC):
     # ---- schedule
 
     def _is_turn(self, trainer: L.Trainer, every: int) -> bool:
-        """Returns whether this validation is an ``every``-th one of a training, or standalone."""
+        """Returns whether this validation is an ``every``-th one during training, or standalone."""
         if trainer.state.fn != "fit":
             return True
         return bool(every) and (self._validations + 1) % every == 0
@@ -271,7 +271,7 @@ class Analysis(EvaluationHooks, ABC):
     # ---- output
 
     def _publish(self, trainer: L.Trainer, report: AnalysisReport, prefix: str) -> None:
-        """Writes the files of a report, and logs it; a full disk does not end the training."""
+        """Writes the files of a report, and logs it; a full disk does not end training."""
         drawn = report.drawn()
         for figure in drawn.values():
             say_step(figure, self._step(trainer))

@@ -59,7 +59,7 @@ GRADIENTS = {
 class PosteriorAnalysis(Analysis):
     """Analyses the inference of latent vectors, and their information (Latent-Thought LM).
 
-    After validations it scores the first batches once more and reports ELBO, KL and NLL over the
+    After validations it scores the first batches again and reports ELBO, KL and NLL over the
     inner steps, with the norms of their gradients; the NLL given the latent vectors of another text
     of the batch, and the floor of the KL divergence; the KL divergence of each layer and its active
     latents; the variances of the posterior (``posterior/...``, see ``posterior_report``). In the
@@ -73,8 +73,8 @@ class PosteriorAnalysis(Analysis):
     Args:
         output: Folder of the files. If null, ``posterior_analysis`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
         steps: Numbers of inner steps at which to score the same batches, or none. Each costs as
             much as a validation of the batches with that T_fast.
         sweep_every_n_validations: Score with other numbers of steps at every n-th validation of a
@@ -371,7 +371,7 @@ def sweep(findings: Findings) -> pd.DataFrame:
     """Returns a table with one row per number of inner steps, ascending; empty without a sweep.
 
     ``loss`` is ``val/loss`` of the same sequences: NLL + KL, a bound, or NLL without a density,
-    which is no bound. ``loss``, ``nll`` and ``kl`` are in nats per token at the scored sample,
+    which is not a bound. ``loss``, ``nll`` and ``kl`` are in nats per token at the scored sample,
     ``nll_other`` and ``kl_floor`` as in :func:`inner_steps`. ``flops_per_token`` is the cost of
     scoring, inference included.
     """

@@ -49,8 +49,8 @@ class RecallAnalysis(Analysis):
     Args:
         output: Folder of the files. If null, ``recall`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
         pattern: Regular expression with the groups ``answer`` and either ``key`` or ``level``, for
             the text of each sentence (``key``) or of a window (``level``). By default the first and
             the last word of a sentence are its key and answer.

@@ -76,7 +76,7 @@ TEXT_TOKENS = 96  # of the figure of a single text
 class StepAllocation(Analysis):
     """Analyses where a pondering model spends its steps, and their utility (PonderLM-3).
 
-    After validations it scores the first batches once more and reports, over all tokens with a
+    After validations it scores the first batches again and reports, over all tokens with a
     target, the number of executed steps, also of single tokens (Table 3) and of tokens within and
     at the end of words (Table 4); the difficulty of tokens by their steps, and the marginal utility
     of each step by difficulty (Fig. 4). In the verb validate, or in training as often as
@@ -90,16 +90,16 @@ class StepAllocation(Analysis):
     Args:
         output: Folder of the files. If null, ``step_allocation`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
         tokens: Texts to list with their steps if they are a single token.
         top_tokens: Number of the most frequent tokens to list as well.
-        alphas: Shifts of the router at which to score the same batches besides 0, or none. Each
-            costs as much as a validation of the batches.
+        alphas: Shifts of the router at which to score the same batches in addition to 0, or none.
+            Each costs as much as a validation of the batches.
         sweep_every_n_validations: Score with the alphas and follow iterations at every n-th
-            validation of a training that is analysed. If 0, only at the verb validate.
+            analysed validation during training. If 0, only at the verb validate.
         convergence_rows: Number of rows of the first batch whose iterations are followed.
-        convergence_tokens: Number of tokens of each of these rows, the first ones. The fixed point
+        convergence_tokens: Number of leading tokens of each of these rows. The fixed point
             takes K + 1 forward steps for each.
         convergence_iterations: Number of iterations to follow.
     """

@@ -62,7 +62,7 @@ CHUNK_COLUMNS = {
 class ThoughtTrace(Analysis):
     """Compares the thoughts of a model along queries with the gold thoughts of the data.
 
-    After validations it scores the first batches once more with the model's thoughts and reports
+    After validations it scores the first batches again with the model's thoughts and reports
     the share of chunks with the gold thought, overall and by chunk; the position of the first wrong
     thought; the number of chunks without a thought, for the model and the gold; the number of
     rounds of reading a query; and all of these by group of queries. A few queries are printed with
@@ -75,8 +75,8 @@ class ThoughtTrace(Analysis):
     Args:
         output: Folder of the files. If null, ``thought_trace`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
         shown_rows: Number of queries to print.
 
     Raises:

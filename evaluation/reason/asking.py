@@ -31,7 +31,7 @@ Mode = Literal["rank", "generate"]
 
 
 def pick_mode(data: Any, mode: Mode | None) -> Mode:
-    """Returns the mode of the command line, by default 'rank' if the data list all answers.
+    """Returns the mode of the command line. Defaults to 'rank' if the data list all answers.
 
     Raises:
         ValueError: If the mode is 'rank' and the data do not list all possible answers.
@@ -68,7 +68,7 @@ class AnswerProtocol:
     Attributes:
         data: The data module, with the tokenizer and the rule for correct answers.
         mode: 'rank' takes the likeliest of all possible answers, 'generate' decodes greedily.
-        room: Maximum number of tokens to write, by default as many as a batch of windows needs.
+        room: Maximum number of tokens to write. Defaults to what a batch of windows needs.
         precision: Precision of the matrix products.
         following: The question whose latents a question gets if latents are swapped, by its
             ``sequence_id``.
@@ -197,7 +197,7 @@ def _candidate_batch(
     batch = answer_batch(
         rows,
         sizes,
-        # One id for all answers of a question, so that a method's random draws are the same.
+        # One id for all answers to a question, so that a method's random draws are the same.
         np.array([question.sequence_id for question, _ in pairs]),
         first_answers=lengths - 1,
         groups=np.array([question.group for question, _ in pairs]),

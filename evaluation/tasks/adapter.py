@@ -152,7 +152,7 @@ class HarnessModel(LM):
         rank: Rank of this process.
         world_size: Number of processes that share the examples.
         gather: Function that gathers a value from all ranks.
-        progress: Whether to show progress bars, by default if stderr is a terminal.
+        progress: Whether to show progress bars. Defaults to whether stderr is a terminal.
 
     Attributes:
         usage: Time and tokens of this process, by task.

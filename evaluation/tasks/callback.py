@@ -25,7 +25,7 @@ class TaskScores(L.Callback):
     Args:
         tasks: Names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
         every_n_steps: Number of optimiser steps between scorings.
-        limit: Number of examples of each task, the first ones (null: all).
+        limit: Number of examples of each task, from the first. Null means all.
         num_fewshot: Number of examples before each question (null: as the task sets it).
         batch_size: Number of rows in a batch.
         mode: 'blockwise', or 'autoregressive', which scores each token given its prefix only.

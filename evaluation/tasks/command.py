@@ -146,7 +146,7 @@ def run(settings: Namespace) -> None:
 def describe(
     settings: Namespace, checkpoint: Checkpoint, model: LanguageModel, names: list[str]
 ) -> dict[str, Any]:
-    """Returns the settings of the scoring as plain values."""
+    """Returns the settings for scoring as plain values."""
     keys = ("include_path", "limit", "num_fewshot", "batch_size", "mode", "max_gen_toks", "seed")
     budget = getattr(model.config, "uses_budget", False)
     return {

@@ -69,14 +69,14 @@ def load_tasks(
         names: Names of tasks, groups or tags of the harness, ``configs/tasks`` and
             ``include_path``; files of the latter take precedence.
         include_path: Folder of the user's task files, if any.
-        num_fewshot: Number of examples before each question, by default as the task sets it. Tasks
+        num_fewshot: Number of examples before each question. Defaults to the task's own. Tasks
             that set 0 keep it, as in the harness.
 
     Raises:
         ValueError: If a name is unknown, or the data of a task are not available.
     """
     if include_path is not None and not Path(include_path).is_dir():
-        raise ValueError(f"include_path ({include_path}) is no folder; name one with task files")
+        raise ValueError(f"include_path ({include_path}) is not a folder; name one with task files")
     folders = [OWN_TASKS, *([] if include_path is None else [Path(include_path)])]
     loaded: dict[str, Any] = {"tasks": {}, "groups": {}}
     with quiet():
@@ -171,7 +171,7 @@ def score_tasks(
     Args:
         lm: The model.
         tasks: Tasks from ``load_tasks``.
-        limit: Number of examples of each task, the first ones, by default all.
+        limit: Number of examples of each task, from the first. Defaults to all.
         cache: File of cached answers, which are reused; new answers are added.
         identity: Digest of everything that determines answers; it must match the cache's.
         bootstrap_iters: Samples for the standard errors of perplexities; 0 for none.

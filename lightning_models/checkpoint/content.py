@@ -149,7 +149,7 @@ class Checkpoint:
             tokenizer = part.get("tokenizer") if isinstance(part, Mapping) else None
             if tokenizer is not None and not isinstance(tokenizer, Mapping):
                 raise CheckpointError(
-                    f"{self.path}: the tokenizer of {name} is broken; take another checkpoint"
+                    f"{self.path}: the tokenizer of {name} is broken; use another checkpoint"
                 )
         return state
 

@@ -184,7 +184,7 @@ class Shards:
         if self.sums is None:
             return
         if self.tensors and not self.sums:
-            raise self._broken(f"its {KEY} name no file of {self.folder}; take another checkpoint")
+            raise self._broken(f"its {KEY} name no file of {self.folder}; use another checkpoint")
         names = sorted(self.sums)
         wrong = [name for name in names[share] if sum_of(self.folder / name) != self.sums[name]]
         wrong += {path.name for path in self.folder.glob("*.safetensors")} - self.sums.keys()

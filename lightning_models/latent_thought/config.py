@@ -58,7 +58,7 @@ class LatentThoughtConfig(DecoderConfig):
     """Inference of q(z|x): gradient steps on mean and variance (variational, Algorithm 1), a chain
     of samples (langevin, eq. 4), or an encoder as in a VAE (amortised)."""
     inner_steps: int = 16
-    """T_fast, number of gradient steps of inference. With 0, q is the prior. Unused by an
+    """T_fast, the number of gradient steps of inference. With 0, q is the prior. Unused by an
     encoder."""
     inner_lr: tuple[float, float] = (0.3, 0.34)
     """eta_fast at the beginning and at the end of training, linear in between. Evaluation uses the
@@ -153,7 +153,7 @@ class LatentThoughtConfig(DecoderConfig):
 
     @property
     def num_latents(self) -> int:
-        """Z, number of latent vectors of a sequence."""
+        """Z, the number of latent vectors of a sequence."""
         return self.latents_per_layer * (self.num_layers if self.latents == "layered" else 1)
 
 

@@ -164,7 +164,8 @@ class LatentThoughtLM(LanguageModel):
         Records the statistics of ``infer``.
         """
         tokens, targets, known = batch["tokens"], batch["targets"], batch["mask"]  # (B, T) each
-        start = self.network.begin(tokens)  # with its graph, through which slow learning goes
+        # attached to the graph, through which slow learning goes
+        start = self.network.begin(tokens)
         with self._fast_mode():
             reading: Reading
             if self.config.slow_gradient == "trajectory":

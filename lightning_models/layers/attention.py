@@ -21,7 +21,7 @@ FLEX_CHANNELS = 16
 
 
 class _Rules(NamedTuple):
-    """Arguments of every kernel besides q, k and v."""
+    """Arguments of every kernel except q, k and v."""
 
     causal: bool
     window: int | None

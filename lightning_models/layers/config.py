@@ -27,7 +27,7 @@ class SequenceConfig:
     block_size: int
     """Maximum sequence length in tokens. The command line takes it from ``data.block_size``."""
     vocab_multiple: int = 64
-    """Multiple to which the vocabulary is padded; matrix units prefer 64, and 1 is no padding."""
+    """Multiple that the vocabulary is padded to; matrix units prefer 64, and 1 means no padding."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Whether the backward pass recomputes the activations of blocks to save memory; selective
     keeps the results of matrix products and attention."""
@@ -58,7 +58,7 @@ class DecoderConfig(SequenceConfig):
     """
 
     num_layers: int = 12
-    """L, number of blocks."""
+    """L, the number of blocks."""
     dim: int = 768
     """D, width of the residual stream."""
     num_heads: int = 12
@@ -133,7 +133,7 @@ class DecoderConfig(SequenceConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """R, number of rotated channels of each head."""
+        """R, the number of rotated channels of each head."""
         return self.head_dim
 
     @property

@@ -61,7 +61,7 @@ class KVCache:
     def mask(self, num_new: int, window: int | None = None) -> Tensor | None:
         """Returns the mask of the next entries, bool (B, 1, num_new, N), or None if uniform.
 
-        N is ``longest + num_new``. Uniform rows need no mask besides causality and window.
+        N is ``longest + num_new``. Uniform rows need no mask beyond causality and window.
         """
         if self._uniform:
             return None

@@ -126,7 +126,7 @@ class PonderConfig(PonderLM2Config):
     tau: float = 1e-4
     """Threshold on w_k: a token stops before its first step k below it. 0 disables stopping."""
     alpha: float = 0.0
-    """Shift of the router outside of training, to more steps if positive and fewer if negative."""
+    """Shift of the router outside training, to more steps if positive and fewer if negative."""
     alpha_shape: Literal["ramp", "scalar"] = "ramp"
     """Shape of the shift: alpha k / K on the logit of k steps, or alpha on all logits as printed in
     the paper, which has no effect."""

@@ -116,12 +116,12 @@ def architecture(config: ReasoningConfig) -> Any:
         attention.add("cross_attention")
     if attention != {"full_attention"}:
         raise ValueError(
-            f"{named} has layers with {', '.join(sorted(attention))}; take a model with "
+            f"{named} has layers with {', '.join(sorted(attention))}; use a model with "
             "full_attention alone"
         )
     if not ropes <= set(ROPE_TYPES):
         raise ValueError(
-            f"{named} has rotary positions of the rope_type {', '.join(sorted(ropes))}; take a "
+            f"{named} has rotary positions of the rope_type {', '.join(sorted(ropes))}; use a "
             f"model with one of {', '.join(ROPE_TYPES)}, which do not depend on the longest row"
         )
     return shape
@@ -155,7 +155,7 @@ def _in_one_line(named: str) -> Iterator[None]:
             raise
         raise ValueError(
             f"{named} cannot be built by transformers ({type(error).__name__}: {reason[:200]}); "
-            "correct the value, or take another backbone"
+            "correct the value, or use another backbone"
         ) from error
 
 

@@ -106,7 +106,7 @@ class Backbone(nn.Module):
         if config.vocab_size > rows * (1 + MAX_ADDED):
             raise ValueError(
                 f"vocab_size ({config.vocab_size}) is more than the {rows} rows of the backbone's "
-                "embedding; take the tokenizer that belongs to it (data.tokenizer)"
+                "embedding; use the tokenizer that belongs to it (data.tokenizer)"
             )
         if needed > rows:
             causal.resize_token_embeddings(config.padded_vocab_size, mean_resizing=False)

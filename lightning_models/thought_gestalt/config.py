@@ -36,7 +36,7 @@ class ThoughtGestaltConfig(DecoderConfig):
     detached. none replaces every cross-attention by self-attention, and in_context prepends the
     sentence vectors to the tokens, so that self-attention reads both."""
     memory_size: int = 40
-    """M, number of sentence vectors in memory."""
+    """M, the number of sentence vectors in memory."""
     context_seeding: bool = True
     """Whether the vector of the previous sentence replaces the embedding of BOS."""
     gate_init: float = 1.0

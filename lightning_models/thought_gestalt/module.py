@@ -102,7 +102,7 @@ class ThoughtGestaltLM(LanguageModel):
     def _losses(
         self, steps: list[SentenceStep], shares: list[float], weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the weighted sum over all targets, with its graph, and the sum (3,) by class."""
+        """Returns the differentiable weighted sum over all targets, and the sum (3,) by class."""
         matrix = self.network.output_matrix
 
         def consume(step: SentenceStep, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -307,7 +307,7 @@ class ThoughtGestaltLM(LanguageModel):
 def _kind_losses(
     h: Tensor, matrix: Tensor, targets: Tensor, kinds: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the weighted sum of losses, with its graph, and the unweighted sum (3,) by class."""
+    """Returns the differentiable weighted sum of losses, and the unweighted sum (3,) by class."""
     total, losses = linear_cross_entropy_each(h, matrix, targets, weights[kinds])
     return total, segment_sum(losses, kinds, len(weights))
 

@@ -27,7 +27,7 @@ class CopyConfig(TransformerConfig):
     positions: Literal["rope"] = "rope"
     """Rotary only, since copies have fractional positions."""
     copies: int = 3
-    """n, number of copies of every token (3 and 5 in the paper)."""
+    """n, the number of copies of every token (3 and 5 in the paper)."""
     # NOTE(paper): the paper does not give the positions of copies; ours are the positions of forks
     copy_positions: Literal["fractional", "shared"] = "fractional"
     """Positions of the copies of token k: fractional is k + 1/n, k + 2/n, ..., k + 1, as for forks;

@@ -94,7 +94,7 @@ class ThoughtbubblesConfig(DecoderConfig):
 
     @property
     def uses_budget(self) -> bool:
-        """Whether ``budget`` has any effect outside of training."""
+        """Whether ``budget`` has any effect outside training."""
         return self.inference_allocation == "global_topk"
 
     @property

@@ -80,7 +80,7 @@ class ThoughtbubblesLM(LanguageModel):
 
     @property
     def adaptive_training(self) -> bool:
-        """Whether it does so under the allocation of training."""
+        """Whether it does so under the training allocation."""
         return self._depends_on_text(self.config.allocation)
 
     def _depends_on_text(self, allocation: str) -> bool:

@@ -128,7 +128,7 @@ class MoRConfig(PonderingConfig):
     def everyone(self, recursion: int) -> bool:
         """Returns whether extra recursion ``recursion`` (0-based) keeps all previous tokens.
 
-        In that case there is no choice, in training or outside of it.
+        In that case there is no choice, in training or outside it.
         """
         return self.capacities[recursion] == (1.0, *self.capacities)[recursion]
 

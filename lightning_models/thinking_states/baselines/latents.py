@@ -213,7 +213,7 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
 
     Args:
         batch: Batch of questions.
-        steps: Number of steps that latents stand for, the first ones of each row (B,) int64.
+        steps: Number of leading steps of each row that latents stand for, (B,) int64.
         groups: Number of groups of latents in each row (B,) int64.
         separator: Tokens between two steps.
     """

@@ -286,7 +286,7 @@ class RecurrentDepthLM(LoopedLM):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token, averaged over steps in training.
 
-        Recurrences without a graph and frozen networks cost a forward pass only.
+        Recurrences outside the graph and frozen networks only cost a forward pass.
         """
         if not training:
             return super().flops_per_token(context)
