@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class EvaluationHooks(L.Callback):
-    """A callback on the batches of validations, and of tests if ``of_tests`` is set.
+    """A callback on validation batches, and on test batches if ``of_tests`` is set.
 
     Lightning has separate hooks for the two; here both call the same four methods, which do
     nothing unless overridden. The sanity check before training calls none.
@@ -84,7 +84,7 @@ class AsksAllRanks(L.Callback):
     """
 
     def question(self) -> list[float]:
-        """Returns this rank's numbers, as many on every rank."""
+        """Returns this rank's numbers, the same count on every rank."""
         return []
 
     def answer(self, totals: list[float]) -> None:

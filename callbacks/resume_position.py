@@ -174,7 +174,7 @@ def restore_log_step(trainer: L.Trainer) -> None:
 
 
 def place_in_step(trainer: L.Trainer) -> list[int]:
-    """Returns the numbers of past and of all micro-batches of the current optimiser step.
+    """Returns the numbers of past and total micro-batches in the current optimiser step.
 
     An epoch's last step may have fewer than ``accumulate_grad_batches``; [0, n] is between steps.
     """

@@ -104,8 +104,8 @@ def load(
 
     Args:
         path: A checkpoint file, or the folder of a run.
-        which: Checkpoint of a folder to load: the one of the last step, or the best one.
-        device: Device to run on; 'auto' takes a GPU if there is one.
+        which: Checkpoint of a folder to load: the latest or the best.
+        device: Device to run on; 'auto' uses a GPU if there is one.
         precision: Precision of the matrix products, '32', 'tf32' or 'bf16'; weights stay float32.
         changes: Fields of the method's config to set to other values than in training, such as
             ``{"inner_steps": 4}``.

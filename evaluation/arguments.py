@@ -51,7 +51,7 @@ CARRIED = (
 
 
 def add_model_arguments(parser: ArgumentParser, *, required: bool = True) -> None:
-    """Declares the options of a checkpoint and of its model."""
+    """Declares the options of a checkpoint and its model."""
     parser.add_argument(
         "--ckpt",
         type=str if required else str | None,
@@ -63,7 +63,7 @@ def add_model_arguments(parser: ArgumentParser, *, required: bool = True) -> Non
 
 
 def add_labelled_checkpoints(parser: ArgumentParser, note: str) -> None:
-    """Declares the options of several labelled checkpoints and of their models.
+    """Declares the options of several labelled checkpoints and their models.
 
     Args:
         parser: Parser of the command.
@@ -115,7 +115,7 @@ def add_device_arguments(parser: ArgumentParser) -> None:
         "--device",
         type=Device,
         default="auto",
-        help="Device to run on; auto takes a GPU if there is one.",
+        help="Device to run on; auto uses a GPU if there is one.",
     )
     parser.add_argument(
         "--precision",
@@ -168,13 +168,13 @@ def add_batch_arguments(parser: ArgumentParser) -> None:
         "--batch_size",
         type=PositiveInt | None,
         default=None,
-        help="Rows per batch (null: as trained).",
+        help="Rows per batch. Null means as trained.",
     )
     parser.add_argument(
         "--limit_batches",
         type=PositiveInt | None,
         default=None,
-        help="Number of batches to score (null: all).",
+        help="Number of batches to score. Null means all.",
     )
 
 
@@ -245,7 +245,7 @@ def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
     together with them.
 
     Args:
-        trained: Recipe of the checkpoint's data, or of the corpus inside it.
+        trained: Recipe of the checkpoint's data, or the corpus inside it.
         typed: The typed options at the same level.
         split: Split to read.
     """

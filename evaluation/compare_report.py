@@ -366,7 +366,7 @@ def _same_seeds(label: str, seeds: Sequence[str]) -> str:
 
 
 def make_differences(runs: pd.DataFrame) -> list[str]:
-    """Returns sentences on the difference between the mean loss of each row and of the first row.
+    """Returns sentences on the difference in mean loss between each row and the first.
 
     Rows are comparable if they were scored on the same text, with the same kind of likelihood.
     """

@@ -313,7 +313,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--tokenizer",
         type=str | None,
         default=None,
-        help="Tokenizer name as in the data's options (null: the model's tokenizer).",
+        help="Tokenizer name as in the data's options. Null means the model's tokenizer.",
     )
     parser.add_argument("--output", type=str, required=True, help="Checkpoint to write (.ckpt).")
 

@@ -279,7 +279,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Mode,
         default="blockwise",
         help="blockwise: windows in one pass; autoregressive: each target given its prefix only, "
-        "strictly causal for every method, in batches of at most as many tokens.",
+        "strictly causal for every method, in batches of at most that many tokens.",
     )
     add_budget_argument(
         parser,
@@ -289,8 +289,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--positions",
         type=PositiveInt | Literal["auto"] | None,
         default="auto",
-        help="Number of targets to draw in autoregressive mode, the same ones for every model "
-        f"(null: all; auto: {DEFAULT_POSITIONS}).",
+        help="Number of targets to draw in autoregressive mode, the same for every model. Null "
+        f"means all, auto {DEFAULT_POSITIONS}.",
     )
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of the draw.")
     add_file_arguments(parser, output="JSON file to write.")

@@ -118,8 +118,8 @@ class QualityConfig:
     sample_tokens: PositiveInt = 1024
     """Length of a sample in tokens; the end of a document does not end it."""
     judge: str | None = "gpt2-xl"
-    """Hub name or folder of the causal language model that scores samples (null: no generative
-    perplexity)."""
+    """Hub name or folder of the causal language model that scores samples. Null means no
+    generative perplexity."""
 
     def __post_init__(self) -> None:
         SamplingConfig(seed=self.seed)  # raises before models are loaded

@@ -162,7 +162,7 @@ def ask(probed: Probed, pairs: Sequence[Pair], ids: Mapping[str, int]) -> pd.Dat
     """Asks a model about each pair of names; returns a row for each, float64.
 
     The columns are, for both conditions, ``<condition>_target`` and ``_distractor`` (negative
-    log-likelihood of the right and of the other name in nats), ``_margin`` (the second minus the
+    log-likelihoods of the right and the other name in nats), ``_margin`` (the second minus the
     first) and ``_error_rate`` (1 if the margin is negative, so that the other name is likelier).
     """
     prompts = [one_prompt(probed, pair, condition) for condition in CONDITIONS for pair in pairs]

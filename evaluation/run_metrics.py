@@ -173,7 +173,7 @@ HOW_ASKED = ("mode", "budget", "precision", "counted")
 def tasks_in(results: Iterable[Mapping[str, Any]]) -> dict[str, Task]:
     """Returns the scores of each task.
 
-    The result with the most examples counts, and the latest of several with as many. Results with
+    The result with the most examples counts, and among equals the latest. Results with
     changed settings of the model (``--set``) are left out, and so are the members of a group that
     has a mean.
 
@@ -298,7 +298,7 @@ def _micro_batches(run: RunRecord) -> int:
 
 
 def _order(run: RunRecord) -> dict[str, Any]:
-    """Returns the settings that determined the rows of a run's batches, or of its steps."""
+    """Returns the settings that determined the rows of a run's batches or steps."""
     return dict(run.checkpoint.data_state.get("order", {}))
 
 
@@ -372,13 +372,13 @@ class ScoringOptions:
     split: Split = "val"
     """Held-out documents to score."""
     limit_batches: int | None = None
-    """Number of batches to score (null: all)."""
+    """Number of batches to score. Null means all."""
     batch_size: int | None = None
-    """Rows per batch (null: as trained)."""
+    """Rows per batch. Null means as trained."""
     stride: int | None = None
     """Distance in tokens between the starts of overlapping windows, so that each target has at
-    least the rest of a window before it (null: as trained, mostly without overlap). Bounds of whole
-    windows and documents are scored without overlap."""
+    least the rest of a window before it. Null means as trained, mostly without overlap. Bounds of
+    whole windows and documents are scored without overlap."""
     precision: Precision = "32"
     device: Device = "auto"
 

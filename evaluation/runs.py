@@ -121,7 +121,7 @@ def find_named(
         targets: Checkpoint files, folders (for a checkpoint of each run below them), or patterns;
             each may begin with a name (``NAME=PATH``).
         key: Option that holds them, for messages.
-        which: Checkpoint to take from the folder of a run: the one of the last step, or the best.
+        which: Checkpoint to take from a run's folder: the latest or the best.
 
     Returns:
         Pairs of a name, given on the command line or else in training, and a checkpoint.
@@ -275,7 +275,7 @@ def find_compared(
         targets: Checkpoint files, folders (for a checkpoint of each run below them), or patterns;
             each may begin with the name of its row (``NAME=PATH``).
         skip: Whether to leave out runs that cannot be read.
-        which: Checkpoint to take from the folder of a run: the one of the last step, or the best.
+        which: Checkpoint to take from a run's folder: the latest or the best.
 
     Returns:
         Runs in the order of the targets, and the reason for each path that is left out.

@@ -347,7 +347,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str | None,
         default=None,
         help="Keys of the models' config that name the lines, separated by commas, or model for "
-        "the class; checkpoints with one label share a line (null: the run's --name, or its path).",
+        "the class; checkpoints with one label share a line. Null means the run's --name, or its "
+        "path.",
     )
     parser.add_argument(
         "--output",

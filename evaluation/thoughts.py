@@ -279,7 +279,7 @@ def _memory(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
 def _thoughts(
     model: Any, tokenizer: Tokenizer, recorder: TraceRecorder, batch: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each thought after a chunk of the question, or of the answer."""
+    """Returns one row per thought after a chunk of the question or answer."""
     asked, rows = int(batch["query_lengths"][0]), []
     for row in recorder.thoughts.rows or ():
         for thought in row.thoughts:

@@ -120,26 +120,26 @@ def add_arguments(parser: ArgumentParser) -> None:
             f"--files.{name}",
             type=str | list[str] | None,
             default=None,
-            help=f"Local copy of {name}, files or patterns: {text_set.local_format} (null: the "
-            "hub's copy).",
+            help=f"Local copy of {name}, files or patterns: {text_set.local_format}. Null means "
+            "the hub's copy.",
         )
     parser.add_argument(
         "--text_field",
         type=str | None,
         default=None,
-        help="Field or column of local files with the text (null: the set's default, or text).",
+        help="Field or column of local files with the text. Null means the set's default, or text.",
     )
     parser.add_argument(
         "--cache_dir",
         type=str | None,
         default=None,
-        help="Folder of the tokenised sets (null: the folder of the training data).",
+        help="Folder of the tokenised sets. Null means the folder of the training data.",
     )
     parser.add_argument(
         "--block_size",
         type=PositiveInt | None,
         default=None,
-        help="Length of a block in tokens (null: as trained).",
+        help="Length of a block in tokens. Null means as trained.",
     )
     add_batch_arguments(parser)
     add_file_arguments(parser, output="JSON file to write.")

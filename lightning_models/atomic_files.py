@@ -61,7 +61,7 @@ def unfinished_path(path: Path) -> Path:
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Removes the temporary files of killed processes in a folder, of one file or of all."""
+    """Removes the temporary files of killed processes in a folder, for one file or all."""
     for leftover in folder.glob(f".{'*' if name is None else glob.escape(name)}.*.partial"):
         leftover.unlink(missing_ok=True)
 

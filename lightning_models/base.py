@@ -179,7 +179,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     @abstractmethod
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns FLOPs per token of a forward pass, or of a training step (with the backward)."""
+        """Returns FLOPs per token of a forward pass or a training step (with the backward pass)."""
 
     def generation_flops(self, context: int, steps: float | None = None) -> float:
         """Returns the FLOPs of generating a token in a context of ``context`` tokens.

@@ -28,7 +28,7 @@ class TooLargeError(ValueError):
 
 
 def host_memory() -> int:
-    """Returns the memory in bytes of this host, or of the process's cgroup if that has less."""
+    """Returns the memory of this host in bytes, or the limit of the process's cgroup if lower."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -37,8 +37,8 @@ class OptimizerConfig:
     decay_fraction: float = 0.1
     """Fraction of all steps in which wsd decays."""
     horizon: int | None = None
-    """Number of optimiser steps of this schedule and of others that follow the run, such as
-    ``inner_lr``. A shorter run stops before their end. If null, the steps of the run."""
+    """Number of optimiser steps of this schedule and others that follow the run, such as
+    ``inner_lr``. A shorter run stops before their end. Null means the steps of the run."""
 
     def __post_init__(self) -> None:
         for key in ("lr", "eps"):

@@ -175,7 +175,7 @@ class PosteriorRecorder(Recorder):
 
     @property
     def latents_per_layer(self) -> int:
-        """Number of latent vectors of a layer, or of all if that is not recorded."""
+        """Number of latent vectors per layer, or in total if the layers are not recorded."""
         return int(self._posterior.get("latents_per_layer") or self._posterior["kl"].shape[1])
 
     @property

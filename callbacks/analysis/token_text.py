@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 EOS = "\N{END OF PROOF}"
-"""Text of the end of a document, and of the BOS that begins one."""
+"""Text shown for the end of a document, and for the BOS that begins one."""
 PART = "\N{WHITE VERTICAL RECTANGLE}"
 """Text of a token that is part of the following character."""
 

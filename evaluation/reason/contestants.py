@@ -16,7 +16,7 @@ from lightning_models.checkpoint import Checkpoint, Recipe
 from lightning_models.recipe import resolve_class
 
 LATENTS = "eval_latents"
-"""Field of a config: number of latent thoughts at inference (null: as in training)."""
+"""Field of a config: number of latent thoughts at inference, or null for the number in training."""
 CONTROL = "replace_latents"
 """Key of results: control that replaces a model's latents."""
 

@@ -445,7 +445,7 @@ def _given(job: _RequestSegment) -> tuple[int, ...]:
 
 
 def _tokens_once(group: Sequence[_RequestSegment]) -> int:
-    """Returns the number of tokens of a context and of all its continuations."""
+    """Returns the number of tokens of a context and all its continuations."""
     return len(_given(group[0])) + _continued(group)
 
 

@@ -26,7 +26,7 @@ class TaskScores(L.Callback):
         tasks: Names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
         every_n_steps: Number of optimiser steps between scorings.
         limit: Number of examples of each task, from the first. Null means all.
-        num_fewshot: Number of examples before each question (null: as the task sets it).
+        num_fewshot: Number of examples before each question. Null means as the task sets it.
         batch_size: Number of rows in a batch.
         mode: 'blockwise', or 'autoregressive', which scores each token given its prefix only.
         include_path: Folder of your task files.

@@ -52,13 +52,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--limit",
         type=PositiveInt | None,
         default=None,
-        help="Number of examples of a task to score (null: all).",
+        help="Number of examples of a task to score. Null means all.",
     )
     parser.add_argument(
         "--num_fewshot",
         type=NonNegativeInt | None,
         default=None,
-        help="Worked examples before each question (null: as the task sets it, or none).",
+        help="Worked examples before each question. Null means as the task sets it, or none.",
     )
     parser.add_argument(
         "--batch_size", type=PositiveInt, default=DEFAULT_BATCH, help="Rows per batch."
@@ -72,8 +72,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_budget_argument(
         parser,
-        "Streams of Thoughtbubbles: in proportion to a text's length (null: this, as in the "
-        "paper), or as for a whole window.",
+        "Number of streams of Thoughtbubbles: in proportion to a text's length, as in the paper "
+        "(the default), or as for a whole window.",
     )
     parser.add_argument(
         "--max_gen_toks",

@@ -137,7 +137,7 @@ def _cost(facts: Sequence[RequestStats], parts: Sequence[TaskUsage], model: Lang
 
 
 def shown(scores: Mapping[str, Score]) -> dict[str, Score]:
-    """Returns the scores of groups that have a mean, and of tasks outside these groups."""
+    """Returns the scores of groups that have a mean, and tasks outside these groups."""
     inside = {
         task for score in scores.values() if score["metrics"] for task in score.get("tasks", ())
     }

@@ -25,7 +25,7 @@ class LatentThoughtConfig(DecoderConfig):
     num_layers: int = 12
     """L: 3, 6 and 12 for LTM-Small, -Medium and -Large."""
     dim: int = 512
-    """D, width of the residual stream and of a latent vector."""
+    """D, the width of the residual stream and the latent vectors."""
     num_heads: int = 8
     """H, attention heads; must divide dim."""
     norm: Literal["layer", "rms"] = "rms"
@@ -35,7 +35,7 @@ class LatentThoughtConfig(DecoderConfig):
     bias: bool = False
     """Whether linear layers have biases."""
     positions: Literal["learned", "rope"] = "rope"
-    """Rotary positions of tokens and of latent vectors, the only choice."""
+    """Rotary positions of tokens and latent vectors, the only choice."""
     window: int | None = 256
     """k, sliding attention window in tokens, including the query. If null, full causal
     attention."""

@@ -328,7 +328,7 @@ class LatentThoughtLM(LanguageModel):
         return Reading(self.network, *read, selects=True)
 
     def _context_reading(self, batch: Batch) -> Reading:
-        """Returns the reading of the prefixes, or of the first ``context`` tokens of each row."""
+        """Returns the reading of the prefixes, or the first ``context`` tokens of each row."""
         if "prefix" in batch:
             tokens, lengths = batch["prefix"], batch["prefix_lengths"]
             known = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]

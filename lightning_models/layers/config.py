@@ -40,7 +40,7 @@ class SequenceConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding and of the head: vocab_size rounded up to vocab_multiple."""
+        """Rows of the embedding and the head: vocab_size rounded up to vocab_multiple."""
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -86,7 +86,7 @@ class DecoderConfig(SequenceConfig):
     init_std: float = 0.02
     """Standard deviation of the gpt2 initialisation; unused by ponderlm."""
     window: int | None = None
-    """Sliding attention window in tokens, including the query. If null, full causal attention."""
+    """Sliding attention window in tokens, including the query. Null means full causal attention."""
     dropout: float = 0.0
     """Dropout probability on embeddings and on the output of each sub-layer."""
     attention_dropout: float = 0.0

@@ -58,9 +58,9 @@ class PonderLM2Config(PonderingConfig):
     jacobi_seed: int = 0
     """Seed of the draws of J, which depend on it and on the optimiser step alone."""
     eval_iterations: int | None = 3
-    """J in scoring and in reading a prompt. If null, iterates to convergence."""
+    """J in scoring and prompt processing. Null means iterating to convergence."""
     grad_last_passes: int | None = None
-    """Number of last passes through which gradients flow. If null, through all."""
+    """Number of final passes that gradients flow through. Null means all."""
     checkpoint_passes: bool = False
     """Whether the backward pass recomputes each pass, so that the activations of one are held."""
     inference: Literal["jacobi", "sequential"] = "jacobi"

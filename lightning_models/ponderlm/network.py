@@ -54,9 +54,9 @@ class SlotNetwork(Backbone):
 
         Args:
             tokens: int64 (B, T).
-            iterations: J, number of refinement passes. If None, iterates to convergence.
+            iterations: J, the number of refinement passes. None means iterating to convergence.
             cache: Empty cache for the keys and values of the last pass, in the order of the slots.
-                The caller removes the entries of skipped slots and of padding.
+                The caller removes the entries of skipped slots and padding.
         """
         x = self.embed(tokens, tokens)  # (B, T, D)
         inputs = iterate(self, x, iterations)
@@ -166,7 +166,7 @@ def iterate(network: SlotNetwork, x: Tensor, iterations: int | None) -> Iterate:
     Args:
         network: Network whose ``one_pass`` and router are applied.
         x: Embedded tokens (B, T, D).
-        iterations: J. If None, iterates to convergence.
+        iterations: J. None means iterating to convergence.
     """
     config, most = network.config, network.config.thinking_steps
     current = Iterate(x.new_empty(*x.shape[:2], 0, x.shape[2]), None, 0)  # no latents: (B, T, 0, D)

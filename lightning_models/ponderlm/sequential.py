@@ -197,7 +197,7 @@ def read_text(
 ) -> Pondered:
     """Returns the output of ``network(tokens)`` at the fixed point, computed slot by slot.
 
-    States of skipped slots and of padding are zero.
+    States of skipped slots and padding are zero.
 
     Args:
         network: The network in eval mode.

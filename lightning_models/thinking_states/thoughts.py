@@ -193,7 +193,7 @@ class ThinkingInputs(NamedTuple):
     Attributes:
         tokens: Tokens of all thoughts of each row, without ends (B, M) int64.
         positions: Positions in both parts (B, W + M) int64; the last token of a chunk has c - 1.
-        owner: The chunk of each token, or of its thought (B, W + M) int64.
+        owner: The chunk of each token or its thought (B, W + M) int64.
     """
 
     tokens: Tensor

@@ -75,7 +75,7 @@ class CopyNetwork(TransformerNetwork):
 
 
 class CopyLM(TransformerLM):
-    """Copy-n: a non-adaptive control of Thoughtbubbles with as many or more FLOPs.
+    """Copy-n: a non-adaptive control of Thoughtbubbles with at least as many FLOPs.
 
     Args:
         config: Shape of the network and number of copies.

@@ -38,7 +38,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     all above a running mean of the kappa-th score, and window_topk the best among the candidates
     of the latest allocation_window tokens. The last two are strictly causal."""
     eval_allocation: Allocation | None = None
-    """Allocation in evaluation and generation. If null, the one of training."""
+    """Allocation in evaluation and generation. Null means as in training."""
     allocation_window: int = 64
     """w of window_topk, in tokens, including the token itself."""
     threshold_decay: float = 0.99

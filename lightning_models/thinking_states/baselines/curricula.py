@@ -432,7 +432,7 @@ class ICoTLM(StagedLM):
     At r = 0 it is CoT, and at the last stage No CoT.
 
     Args:
-        config: Configuration of the backbone and of the removal.
+        config: Configuration of the backbone and the removal.
         optimizer: Optimiser and schedule.
         compile: Whether to compile the network with torch.compile (in place).
     """
@@ -486,7 +486,7 @@ def load_backbone(
     Args:
         network: Network, changed in place.
         config: Configuration of the network's method.
-        path: Path of a checkpoint or of a run.
+        path: Path of a checkpoint or a run.
         which: Checkpoint of a run to load, its last or its best.
 
     Raises:

@@ -162,7 +162,7 @@ class LatentLayout(ChainLayout):
 
     @abstractmethod
     def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
-        """Returns the numbers of steps that latents stand for and of groups of latents, both (B,).
+        """Returns the numbers of steps that latents stand for and groups of latents, both (B,).
 
         Args:
             batch: Batch of questions.

@@ -365,7 +365,7 @@ class TextLM(ReasoningLM):
         return LossOutput({"nll": nll}, {"answer_nll": answers, **self.statistics(batch, rows)})
 
     def cross_entropy(self, rows: TextRows, h: Tensor) -> tuple[Term, Mean]:
-        """Returns the loss of all targets and of the answers', from normed states h (B, T, D)."""
+        """Returns the loss on all targets and on the answers, from normed states h (B, T, D)."""
         # logits only for predicted tokens (P,): most of a row is the query
         learned = (rows.targets >= 0).flatten().nonzero()[:, 0]
         targets, answers = rows.targets.flatten()[learned], rows.answers.flatten()[learned]
@@ -379,7 +379,7 @@ class TextLM(ReasoningLM):
         return {}
 
     def states(self, rows: TextRows, at: Tensor | None = None) -> HiddenStates:
-        """Returns the hidden states of rows of text, and of the tokens ``at`` in all layers."""
+        """Returns the hidden states of rows of text, and at the tokens ``at`` of all layers."""
         hidden: HiddenStates = self.network(rows.tokens, at=at)
         return hidden
 
@@ -561,7 +561,7 @@ class CoTLM(TextLM):
     query, so that scores are exact.
 
     Args:
-        config: Configuration of the backbone and of the longest chain.
+        config: Configuration of the backbone and the longest chain.
         optimizer: Optimiser and schedule.
         compile: Whether to compile the network with torch.compile (in place).
     """
