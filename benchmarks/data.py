@@ -4,10 +4,11 @@
     python -m benchmarks.data --megabytes 100 --tokenizers bytes bpe:1024 gpt2
 
 Preparation is the time from a jsonl file to a finished store, relative to the tokenizer's batch
-call on the same texts in memory, in alternation. Memory is the peak resident set of a fresh process
-that prepares the file, also as a single document. Loading is the rate of the training loader in one
-process. The text is Python's documentation, repeated with different numbers in each copy. For
-imports and the first step of the demo: ``time python train.py fit --help``.
+call on the same texts in memory; the two alternate. Memory is the peak resident set of a fresh
+process that prepares the file, and of one that prepares it as a single document. Loading is the
+rate of the training loader in one process. The text is Python's documentation, repeated with
+different numbers in each copy. For imports and the first step of the demo: ``time python train.py
+fit --help``.
 """
 
 import argparse
@@ -96,7 +97,7 @@ def rows(options: Options) -> Rows:
             )
 
             def encode(alone: Any = alone) -> None:
-                """Encodes the texts in batches, and keeps nothing."""
+                """Encodes the texts in batches and discards the result."""
                 for first in range(0, len(texts), 1024):
                     alone.encode_batch(texts[first : first + 1024])
 

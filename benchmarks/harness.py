@@ -39,7 +39,7 @@ class TimeRatio(NamedTuple):
 
 
 def compare(ours: Step, theirs: Step, rounds: int) -> TimeRatio:
-    """Times both in alternation for ``rounds`` rounds, after one uncounted run each."""
+    """Times both alternately for ``rounds`` rounds, after one uncounted run each."""
     mine, others = in_turn((ours, theirs), rounds)
     ratios = (a / b for a, b in zip(mine, others, strict=True))
     return TimeRatio(statistics.median(mine), statistics.median(others), statistics.median(ratios))
@@ -48,7 +48,7 @@ def compare(ours: Step, theirs: Step, rounds: int) -> TimeRatio:
 def in_turn(runs: Sequence[Step], rounds: int, *, cpu_time: bool = False) -> list[list[float]]:
     """Returns the seconds of each run in every round.
 
-    Runs alternate within a round, so that other load on the machine affects all of them alike. A
+    Runs alternate within a round, so that other load on the machine affects them equally. The
     first round is not counted.
 
     Args:

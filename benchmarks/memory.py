@@ -1,4 +1,4 @@
-"""Predicted memory of a training step against the growth of resident memory, for every method.
+"""Predicted memory of a training step compared with the measured growth, for every method.
 
     python -m benchmarks.memory
     python -m benchmarks.memory --config configs/ponderlm/tiny.yaml --rows_of_batch 4
@@ -53,7 +53,7 @@ MOST, TOLERANCE = 200e6, 0.15
 
 
 def outline(config: str, sizes: dict[str, int]) -> LanguageModel:
-    """Returns a config's model at other sizes, without a network."""
+    """Returns a config's model at different sizes, without a network."""
     here = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
     model = without_files(LatentCLI([f"--config={config}", *here], run=False).model)
     known = {field.name for field in dataclasses.fields(model.config)}
@@ -80,13 +80,15 @@ def build_step(options: Options) -> Step:
 
 def rows(options: Options) -> Rows:
     """Yields predicted and measured MB of each config's step, beyond weights and batch."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # returns freed memory to the system at once
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # frees memory to the system immediately
     for config in options.config:
         model = outline(config, SIZES)
         batch = make_batch(model, options.rows_of_batch, SLOTS[model.reads])
         parts = trace_step(model, batch)
         if parts["weights"] < MOST:
-            raise ValueError(f"config ({config}): weights of {parts['weights']:.0f} bytes are few")
+            raise ValueError(
+                f"config ({config}): weights of {parts['weights']:.0f} bytes are too small"
+            )
         predicted = sum(parts.values()) - parts["weights"] - parts["batch"]
         settings = {"config": config, "rows_of_batch": options.rows_of_batch, "device": "cpu"}
         measured = harness.in_a_process("benchmarks.memory", settings)

@@ -6,10 +6,10 @@
         --model LatentThoughtLM --config inner_steps=16
 
 Both contenders have the same GPT-2 weights, tokenizer, requests and batch size. Requests are random
-words in sentences of ten tokens. The mean numbers of tokens were counted by GPT-2's tokenizer in
-the harness' requests on the published validation sets (HellaSwag: 1,000 examples); ``long`` has
-contexts of 200. "Whole rows" is our model when it reads each context once per continuation.
-``--model`` instead times a method with random weights against its whole rows.
+words in sentences of ten tokens. Their mean numbers of tokens are those that GPT-2's tokenizer
+gives for the harness' requests on the published validation sets (HellaSwag: 1,000 examples);
+``long`` has contexts of 200 tokens. "Whole rows" is our model when it reads each context once per
+continuation. ``--model`` instead compares a method with random weights with its whole rows.
 """
 
 import itertools
@@ -31,10 +31,10 @@ from lightning_models import LanguageModel, TransformerLM
 
 
 class Shape(NamedTuple):
-    """Mean numbers of tokens, and number of choices of a question.
+    """Mean numbers of tokens and number of choices per question.
 
     Attributes:
-        start: Tokens of the common prefix of a question's continuations.
+        start: Length of the common prefix of a question's continuations, in tokens.
     """
 
     context: float
@@ -81,7 +81,7 @@ def _words_of(size: int) -> Iterator[str]:
 def requests_of(shape: Shape, lexicon: list[str], questions: int) -> list[Any]:
     """Returns the requests of random questions.
 
-    Numbers of tokens vary by 50 %. The common prefix of a question's continuations ranges from
+    Lengths vary by 50 %. The common prefix of a question's continuations ranges from
     nothing to nearly all of the shortest one.
     """
     from lm_eval.api.instance import Instance
@@ -203,7 +203,7 @@ def main() -> None:
     parser = harness.options_parser(__doc__, rounds=3)
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
-    clock = "Measure processor time instead of wall time; for one thread on a shared machine."
+    clock = "Measure processor time instead of wall time, for one thread on a shared machine."
     parser.add_argument("--cpu_time", action="store_true", help=clock)
     parser.add_argument("--tasks", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--model", default=None, help="Method to time instead of GPT-2 and hf.")

@@ -7,10 +7,10 @@
     python -m benchmarks.step --model ThinkingStatesLM --against ThinkingStatesLM --what decode \
         --against_config prefill=sequential
 
-Weights and batches are random, with about as many tokens for both. Methods that read questions get
-``--steps`` reasoning steps with ``--thoughts`` tokens in total, at the ends of equal parts of a
-query of ``--length`` tokens. ``transformers`` is its GPT-2 of the same shape. ``ratio`` is the
-first model's time over the second's, the median over alternating rounds.
+Weights and batches are random, with about the same number of tokens for both. Methods that read
+questions get ``--steps`` reasoning steps with ``--thoughts`` tokens in total, at the ends of equal
+parts of a query of ``--length`` tokens. ``transformers`` is its GPT-2 of the same shape. ``ratio``
+is the first model's time over the second's, the median over alternating rounds.
 """
 
 import argparse
@@ -46,11 +46,13 @@ def model_class(name: str) -> type[LanguageModel]:
     """Returns a method by its name.
 
     Raises:
-        ValueError: If there is no such method.
+        ValueError: If the method does not exist.
     """
     cls = getattr(lightning_models, name, None) if name in lightning_models.__all__ else None
     if not (isinstance(cls, type) and issubclass(cls, LanguageModel)):
-        raise ValueError(f"{name} is not a method; take a class of lightning_models, e.g. PonderLM")
+        raise ValueError(
+            f"{name} is not a method; choose a class of lightning_models, e.g. PonderLM"
+        )
     return cls
 
 
@@ -58,7 +60,7 @@ def fields_of(pairs: list[str]) -> dict[str, Any]:
     """Parses ``key=value`` arguments as fields of a config.
 
     Raises:
-        ValueError: If an argument has another form.
+        ValueError: If an argument has a different form.
     """
     for word in pairs:
         if "=" not in word:
@@ -70,7 +72,7 @@ def outline(name: str, pairs: list[str], options: Options) -> LanguageModel:
     """Returns a method without a network, with the sizes of the options.
 
     Raises:
-        ValueError: If the method has no such field, or rejects a value.
+        ValueError: If the method does not have a field, or rejects a value.
     """
     cls: Any = model_class(name)
     config_class = get_type_hints(cls.__init__)["config"]
@@ -284,7 +286,9 @@ def build_parser() -> argparse.ArgumentParser:
     for name, size in (sizes | {"prompt": 32, "new": 64}).items():
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument(
-        "--equal_flops", action="store_true", help="Choose the layers of against for equal FLOPs."
+        "--equal_flops",
+        action="store_true",
+        help="Choose the number of layers of --against for equal FLOPs.",
     )
     parser.add_argument("--peak", action="store_true", help="Measure memory in fresh processes.")
     parser.add_argument("--compile", action="store_true")

@@ -6,7 +6,7 @@
 
 It takes the options of ``fit``. Weights are random; batches come from the data, loaded during
 training. MFU is the counted FLOP/s over the dense bf16 peak of a known GPU
-(``callbacks.throughput``); a CPU has none. ``--peak`` measures memory in a fresh process, and
+(``callbacks.throughput``); CPUs have none. ``--peak`` measures memory in a fresh process, and
 ``--compile`` the gain of ``compile: true``, alternating with eager steps, once no new batch shapes
 compile. For a baseline of equal FLOPs: ``python -m benchmarks.step --equal_flops``.
 """
@@ -31,7 +31,7 @@ from training.synthetic import without_files
 
 MODULE = "benchmarks.throughput"
 WARM_UP = 4
-"""Steps before compiled and eager networks are timed, because batch shapes differ."""
+"""Untimed steps of compiled and eager networks at first, because batch shapes differ."""
 
 
 class Training:
@@ -121,7 +121,7 @@ def rows(options: Options) -> Rows:
 
 
 def gain(options: Options) -> dict[str, float]:
-    """Returns the gain of compiling the network, and the extra seconds of the first steps."""
+    """Returns the gain of compiling the network and the extra seconds of the first steps."""
     steps = [Training(options, compiled=compiled).step() for compiled in (False, True)]
     first = [sum(map(harness.seconds, [step] * WARM_UP)) for step in steps]
     ratio = harness.compare(steps[0], steps[1], options.rounds).ratio

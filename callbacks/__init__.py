@@ -5,18 +5,18 @@ Callbacks use the base contract of ``LanguageModel`` only, never a particular me
 | Callback | Function |
 |---|---|
 | ``SaveCheckpoints`` | writes ``last.ckpt`` and the best checkpoint by validation |
-| ``PendingValidation`` | resumes a run that ended during a validation with this validation |
+| ``PendingValidation`` | repeats a validation during which the previous process ended |
 | ``ResumeState`` | restores random states and unfinished steps, for bit-exact resumption |
-| ``KeepOptimizerSettings`` | gives configured optimiser settings precedence over restored ones |
-| ``Validation`` | sets the interval of validations in optimiser steps, and their rows |
+| ``KeepOptimizerSettings`` | applies configured optimiser settings instead of restored ones |
+| ``Validation`` | sets the interval of validations in optimiser steps, and their size |
 | ``LastStageStopping`` | early stopping that waits for a curriculum's last stage; added by hand |
-| ``ScheduleChange`` | warns if a resumed run's schedule has another learning rate |
+| ``ScheduleChange`` | warns if a resumed run's schedule has a different learning rate |
 | ``Progress`` | bar or lines: loss, tokens per second, time left |
 | ``ModelOverview`` | parameters, FLOPs per token and global batch, before training |
 | ``Throughput`` | tokens per second, FLOPs per token, MFU, peak memory |
-| ``GradientNorm`` | norm of the whole step's gradient before clipping |
+| ``GradientNorm`` | gradient norm of the whole step before clipping |
 | ``NonFinite`` | stops, or skips, a step whose loss or gradient is nan or infinite |
-| ``Termination`` | SIGTERM, SIGUSR1, Ctrl-C: a checkpoint, then the end; stalled runs |
+| ``Termination`` | SIGTERM, SIGUSR1, Ctrl-C: ends after a checkpoint; ends stalled runs |
 | ``AnswerAccuracy`` | accuracy of answers to questions, to select checkpoints; added by hand |
 | ``ForkAnalysis`` | forks by layer, entropy and attention; added by hand |
 | ``GateAnalysis`` | use of a memory of sentences; added by hand |
@@ -34,7 +34,7 @@ Modules without callbacks:
 |---|---|
 | ``analysis/`` | the analyses, their base and their reports: files and figures |
 | ``recorded_thoughts`` | thoughts recorded while a model reads, as values and as text |
-| ``hooks`` | one set of hooks for validations and tests; communication of all ranks |
+| ``hooks`` | one set of hooks for validations and tests; communication between ranks |
 | ``trainer_state`` | state of the trainer that Lightning does not declare |
 | ``logging`` | pending values, Markdown and images for loggers |
 | ``random_state`` | random states, and evaluation during training without side effects |

@@ -1,8 +1,8 @@
-"""Questions with known answers: asking a model, and its accuracy after validations.
+"""Accuracy of a model on questions with known answers, measured after validations.
 
 A batch of reasoning rows has ``query``, ``steps`` and ``targets`` (``datamodules.reasoning``); a
 batch of windows marks the positions of the answer (``datamodules.answers``). The data judge
-answers with ``is_right(text, answer)``. ``evaluate.py reason`` asks in the same way.
+answers with ``is_right(text, answer)``. ``evaluate.py reason`` uses the same functions.
 """
 
 from collections import Counter
@@ -113,7 +113,7 @@ def longest_text(questions: Sequence[Question], data: Any) -> int:
 
 
 def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
-    """Asks a model questions and judges its answers, see `write` and `judge`."""
+    """Lets a model answer questions and judges its answers; see `write` and `judge`."""
     written = write(model, data, questions, max_new_tokens)
     return [judge(model, data, *pair) for pair in zip(questions, written, strict=True)]
 
@@ -121,7 +121,7 @@ def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: in
 def write(
     model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int
 ) -> list[list[int]]:
-    """Decodes an answer to each question greedily; returns its token ids, EOS included.
+    """Decodes an answer to each question greedily; returns token ids, including EOS.
 
     Args:
         model: The model.
@@ -165,12 +165,12 @@ class AnswerAccuracy(EvaluationHooks):
     logged as ``val/accuracy`` (or ``test/accuracy``), and with several groups of questions also as
     ``val/accuracy/<group>_<g>``; questions of the split that are longer than block_size are not
     asked, but counted in ``val/accuracy/left_out``. Each rank asks the questions of its batches, so
-    more ranks ask more questions. Training is not affected: random states and modes do not change.
+    more ranks ask more questions. Training is not affected: random states and modes are restored.
     ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the checkpoint that answers
     best.
 
     Args:
-        num_batches: Number of batches on each rank whose questions to ask, or null for all.
+        num_batches: Number of batches per rank whose questions to ask, or null for all.
         max_new_tokens: Maximum number of tokens that a model may write, a chain of thought
             included. Null means twice the tokens of the longest correct text of the batch with
             its steps, or, in windows, the tokens of its longest answer and EOS.
@@ -225,7 +225,7 @@ class AnswerAccuracy(EvaluationHooks):
             self._right[reply.question.group] += reply.right
 
     def evaluation_epoch_ends(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        # every rank logs the same names, before checkpoints are ranked
+        # All ranks log the same names, before checkpoints are ranked.
         asked: Counter[int] = Counter()
         right: Counter[int] = Counter()
         for their_asked, their_right in gather((self._asked, self._right)):

@@ -1,4 +1,4 @@
-"""Writing and loading of checkpoints, as single files or in parts of several ranks."""
+"""Writing and loading of checkpoints, as single files or as parts written by several ranks."""
 
 import copy
 import errno
@@ -62,8 +62,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Returns the content of a checkpoint, including parts that several processes wrote.
 
-        It is collective: all processes of a run read the checkpoint that rank 0 has found, as the
-        other ranks do not verify parts, and may have found a damaged one.
+        It is collective: all processes of a run read the checkpoint that rank 0 has chosen,
+        because the other ranks do not verify parts and may have chosen a damaged one.
 
         Args:
             path: A file, a model folder or a URL.
@@ -88,7 +88,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _remove_shards(target: Path, but: str | None) -> None:
-    """Removes all folders of parts of a checkpoint file except one, also ones of killed runs."""
+    """Removes a checkpoint file's folders of parts except one, including folders of killed runs."""
     for folder in target.parent.glob(f"{glob.escape(target.name)}.shards-*"):
         if folder.name != but:
             shutil.rmtree(folder, ignore_errors=True)
@@ -97,8 +97,8 @@ def _remove_shards(target: Path, but: str | None) -> None:
 class ShardWriter:
     """Writes checkpoints in parts (:mod:`lightning_models.checkpoint.shards`), one at a time.
 
-    Each rank writes its shards, and then rank 0 the file that names them. Creating a writer and
-    calling its methods is collective.
+    Each rank writes its shards, and then rank 0 writes the file that names them. Creating a writer
+    and calling its methods is collective.
 
     Args:
         file_writer: Writer of the file.
@@ -117,7 +117,7 @@ class ShardWriter:
 
         Args:
             content: Nested dicts. DTensors in them, the same ones on all ranks, become parts; other
-                values are taken from rank 0.
+                values come from rank 0.
             path: The file, the same on all ranks.
 
         Raises:
@@ -232,7 +232,7 @@ def load_sharded(
     states = content.get("optimizer_states", ())
     if len(states) < len(optimizers):
         raise CheckpointError(
-            f"{path} has weights only; resume from a checkpoint with the state of the optimiser"
+            f"{path} has only weights; resume from a checkpoint with the state of the optimiser"
         )
     for optimizer, state in zip(optimizers, states, strict=False):
         sizes = [
@@ -279,8 +279,8 @@ def _system_error(error: BaseException | None) -> OSError | None:
 
 
 def _not_written(target: Path, reason: OSError) -> str:
-    before = "the previous one is whole" if target.exists() else "there is no previous one"
+    before = "the previous one is intact" if target.exists() else "there is no previous one"
     return (
         f"cannot write the checkpoint {target} ({reason.strerror or reason}); {before}. Make room, "
-        "or choose another place with trainer.default_root_dir, and resume with --ckpt_path last"
+        "or choose another folder with trainer.default_root_dir, and resume with --ckpt_path last"
     )

@@ -14,7 +14,7 @@ class EvaluationHooks(L.Callback):
     """
 
     of_tests: ClassVar[bool] = True
-    """Whether tests are covered too."""
+    """Whether the methods are also called for tests."""
 
     # ---- for subclasses
 
@@ -77,28 +77,28 @@ def check_minimum(name: str, value: float | None, minimum: int) -> None:
         raise ValueError(f"{name} ({value}) must be at least {minimum}")
 
 
-class AsksAllRanks(L.Callback):
-    """A callback that sums numbers over all ranks at each optimiser step of several processes.
+class SumsOverRanks(L.Callback):
+    """A callback that sums values over all ranks at each optimiser step of several processes.
 
-    They are part of the reduction that ``NonFinite`` needs anyway.
+    The values share the all-reduce of ``NonFinite``, so they cost no extra synchronisation.
     """
 
-    def question(self) -> list[float]:
-        """Returns this rank's numbers, the same count on every rank."""
+    def values_to_sum(self) -> list[float]:
+        """Returns this rank's values, the same number on every rank."""
         return []
 
-    def answer(self, totals: list[float]) -> None:
-        """Receives the sums of the numbers over all ranks, before the optimiser's step."""
+    def receive_sums(self, sums: list[float]) -> None:
+        """Receives the sums over all ranks, before the optimiser's step."""
 
 
 class AgreedEnd(Exception):  # noqa: N818 - some are not errors
-    """Raised by all ranks at the same place to end the program; rank 0 reports it."""
+    """Raised by all ranks at the same point to end the program; rank 0 reports it."""
 
     exit_code: int
 
 
 def gather(value: Any) -> list[Any]:
-    """Gathers a value from all ranks, in the order of ranks."""
+    """Gathers a value from all ranks, in rank order."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from callbacks.hooks import AgreedEnd, AsksAllRanks, gather
+from callbacks.hooks import AgreedEnd, SumsOverRanks, gather
 from callbacks.trainer_state import (
     checkpoint_to_resume,
     has_scaler,
@@ -42,17 +42,17 @@ class _MicroBatch(NamedTuple):
 class NonFinite(L.Callback):
     """Keeps nan and infinity out of the weights, and non-finite weights out of checkpoints.
 
-    Once an optimiser step, before the update, it checks on all ranks the losses of the
-    micro-batches, the norm of the gradient, and the settings that scale the update, so that
-    weights, optimiser state and ``last.ckpt`` stay finite. An update with finite numbers can still
-    overflow, so the weights are checked before each checkpoint is written, and at each bad step.
-    Non-finite weights end the program under both actions.
+    Once per optimiser step, before the update, it checks the losses of the micro-batches, the
+    gradient norm and the settings that scale the update on all ranks, so that weights, optimiser
+    state and ``last.ckpt`` stay finite. A finite update can still overflow, so the weights are also
+    checked at each bad step and before each checkpoint is written. Non-finite weights end the
+    program with either action.
 
-    With a loss scaler (16-mixed) gradients overflow by design and the scaler skips those steps;
-    then only the losses are checked.
+    With a loss scaler (16-mixed) gradients overflow by design and the scaler skips those steps, so
+    only the losses are checked.
 
     Args:
-        action: ``stop`` ends the program with exit code 3 and a message. ``skip`` skips this
+        action: ``stop`` ends the program with exit code 3 and a message. ``skip`` skips the
             optimiser step, so that weights and optimiser state do not change while the schedule
             continues, and counts it in ``train/skipped_steps``.
         max_skipped_in_a_row: Maximum number of consecutive skipped steps; one more ends the
@@ -96,7 +96,7 @@ class NonFinite(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        # the only synchronisation with the device, and with other ranks, in a step
+        # the only synchronisation with the device and with other ranks per step
         step, self._step = self._step, []
         scaled = has_scaler(trainer)
         norm = None if scaled else _step_norm(trainer, optimizer)
@@ -149,7 +149,7 @@ def check_weights(trainer: L.Trainer) -> None:
     """Checks all weights in one pass, with one synchronisation.
 
     Raises:
-        NonFiniteError: On all ranks, if weights of one of them are not finite.
+        NonFiniteError: On all ranks, if any rank has non-finite weights.
     """
     if weights_are_finite(trainer):
         return
@@ -160,8 +160,8 @@ def check_weights(trainer: L.Trainer) -> None:
     ]
     names = sorted({name for rank in gather(bad) for name in rank})
     raise NonFiniteError(
-        f"after step {trainer.global_step} the weights are not finite: an update has overflowed in "
-        f"{len(names)} parameters ({names[0]} first). They are not saved. {_cure(trainer)}"
+        f"the weights are not finite after step {trainer.global_step}: an update overflowed in "
+        f"{len(names)} parameters (first: {names[0]}). They are not saved. {_cure(trainer)}"
     )
 
 
@@ -178,24 +178,24 @@ def weights_are_finite(trainer: L.Trainer) -> bool:
 def _all_finite(trainer: L.Trainer, values: list[Tensor]) -> bool:
     """Returns whether the scalars are finite on all ranks, with one synchronisation.
 
-    With several ranks, the same reduction answers the questions of other callbacks.
+    With several ranks, the same reduction sums the values of other callbacks.
     """
     if trainer.world_size == 1:
         return all(map(math.isfinite, torch.stack(values).tolist())) if values else True
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    asking = [callback for callback in callbacks if isinstance(callback, AsksAllRanks)]
-    questions = [callback.question() for callback in asking]
+    summing = [callback for callback in callbacks if isinstance(callback, SumsOverRanks)]
+    inputs = [callback.values_to_sum() for callback in summing]
     device = trainer.strategy.root_device
     scalars = torch.stack(values) if values else torch.zeros(1, device=device)
-    refused = (~scalars.isfinite()).any().to(scalars.dtype).reshape(1)
-    sent = torch.tensor(list(itertools.chain(*questions)), dtype=scalars.dtype)
-    totals = torch.cat((refused, sent.to(device, non_blocking=True)))  # a copy without waiting
+    is_bad = (~scalars.isfinite()).any().to(scalars.dtype).reshape(1)
+    extra = torch.tensor(list(itertools.chain(*inputs)), dtype=scalars.dtype)
+    totals = torch.cat((is_bad, extra.to(device, non_blocking=True)))
     dist.all_reduce(totals)  # Lightning's reduction would wait at a barrier first
-    total_refused, *answers = totals.tolist()
-    remaining = iter(answers)
-    for callback, question in zip(asking, questions, strict=True):
-        callback.answer(list(itertools.islice(remaining, len(question))))
-    return not total_refused
+    num_bad, *sums = totals.tolist()
+    remaining = iter(sums)
+    for callback, part in zip(summing, inputs, strict=True):
+        callback.receive_sums(list(itertools.islice(remaining, len(part))))
+    return not num_bad
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ def _head(trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[s
 
 
 def _untouched(trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]) -> str:
-    return f"{_head(trainer, optimizer, problems)}. The weights were not touched."
+    return f"{_head(trainer, optimizer, problems)}. The weights were not updated."
 
 
 def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -221,7 +221,7 @@ def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _describe_settings(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Describes settings of the update that are not finite; they are the same on all ranks."""
+    """Describes non-finite settings of the update, which are the same on all ranks."""
     clip = trainer.gradient_clip_val
     bad = {"trainer.gradient_clip_val": clip} if clip is not None and math.isnan(clip) else {}
     for group in optimizer.param_groups:
@@ -272,8 +272,8 @@ class GradientNorm(L.Callback):
     It is the gradient of the whole optimiser step: accumulated, averaged over ranks, unscaled.
 
     Args:
-        every_n_steps: Optimiser steps between two values. Null means trainer.log_every_n_steps, 0
-            none.
+        every_n_steps: Number of optimiser steps between logged norms. Null uses
+            trainer.log_every_n_steps; 0 disables logging.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -292,13 +292,13 @@ class GradientNorm(L.Callback):
         pl_module.log("train/grad_norm", norm)
 
     def take_norm(self, step: int) -> Tensor | None:
-        """Returns and clears the norm if it was measured in this optimiser step (from 0)."""
+        """Returns and clears the norm if it was measured in optimiser step ``step`` (from 0)."""
         latest, self._latest = self._latest, None
         return latest[1] if latest is not None and latest[0] == step else None
 
 
 def _step_norm(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Returns the step's gradient norm, measured by ``GradientNorm`` or now."""
+    """Returns the step's gradient norm, computed here unless ``GradientNorm`` has measured it."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         norm = (

@@ -96,7 +96,7 @@ class ScheduleChange(L.Callback):
         self._end = model.optimizer_config.horizon or trainer.estimated_stepping_batches
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # At this point everything is restored, and no step has been taken yet.
+        # Everything is restored here, and no step has been taken yet.
         if trainer.ckpt_path is None:
             return
         for scheduler in _schedulers(trainer):

@@ -20,7 +20,7 @@ class ModelOverview(L.Callback):
             print(overview(pl_module, data.row_tokens("train") if whole else None), flush=True)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # here the number of batches of an epoch is known
+        # the number of batches per epoch is known only now
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if trainer.is_global_zero and hasattr(data, "step_batch"):
             print(_planned_batch(trainer, data), flush=True)

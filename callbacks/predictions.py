@@ -13,7 +13,7 @@ from lightning_models.atomic_files import check_folder, write_whole
 class Predictions(L.Callback):
     """Writes a JSON line for each prompt, in the order of the prompts file.
 
-    The keys are ``prompt``; ``tokens``, its ids; ``log_probs`` of the ids in nats;
+    The keys are ``prompt``; ``tokens``, the prompt's ids; ``log_probs`` of the ids in nats;
     ``sequence_term``, nats that belong to the whole prompt; ``likelihood``, the kind of their sum;
     ``continuation``, a text.
 
@@ -21,7 +21,7 @@ class Predictions(L.Callback):
         output: File to write, which is replaced when all prompts are done.
         max_new_tokens: Maximum length of a continuation in tokens, limited by the block size; 0 for
             none.
-        temperature: Divisor of the logits. 0 takes the most likely token.
+        temperature: Divisor of the logits; 0 always picks the most likely token.
         top_k: Number of most likely tokens to sample from.
         top_p: Total probability of the most likely tokens to sample from.
         seed: Seed of the draws. Prompt r has the random stream (seed, r).
@@ -60,7 +60,7 @@ class Predictions(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         if "prompt" not in batch:
-            raise ValueError("predict writes prompts; set data.predict_file")
+            raise ValueError("predict needs prompts; set data.predict_file")
         indices = batch["sequence_id"].tolist()
         lengths = (batch["targets"] >= 0).flatten(1).sum(dim=1).tolist()
         texts = self._continue(trainer, pl_module, batch["prompt"], indices, lengths)

@@ -1,4 +1,4 @@
-"""Progress of a running training: loss, speed and remaining time."""
+"""Progress of a training run: loss, speed and remaining time."""
 
 import math
 import shlex
@@ -26,9 +26,9 @@ class Progress(TQDMProgressBar):
     it.
 
     Args:
-        refresh_rate: Batches between two updates of the bar. 0 disables the output.
-        line_every_n_steps: Optimiser steps between two lines if the output is not a terminal. Null
-            means trainer.log_every_n_steps.
+        refresh_rate: Number of batches between updates of the bar; 0 disables the output.
+        line_every_n_steps: Number of optimiser steps between lines if the output is not a
+            terminal. Null uses trainer.log_every_n_steps.
         leave: Whether to keep a bar after its epoch.
     """
 
@@ -108,7 +108,7 @@ class Progress(TQDMProgressBar):
     def get_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        values = {  # without the values of validations, which have separate lines
+        values = {  # without validation values, which have separate lines
             name: value
             for name, value in super().get_metrics(trainer, pl_module).items()
             if name != "v_num" and not name.startswith("val/")

@@ -35,7 +35,7 @@ class RandomState:
         random.setstate(self.python)
 
     def plain(self) -> dict[str, Any]:
-        """Returns tensors and plain values only, which load with ``weights_only=True``."""
+        """Returns only tensors and plain values, which load with ``weights_only=True``."""
         algorithm, keys, position, has_gauss, cached = self.numpy
         version, internal, gauss_next = self.python
         return {

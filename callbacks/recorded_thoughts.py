@@ -44,7 +44,7 @@ class RowThinking:
 
     @property
     def length(self) -> int:
-        """Number of tokens of all thoughts."""
+        """Total number of tokens in the thoughts."""
         return sum(len(thought.tokens) for thought in self.thoughts)
 
     def within(self, query: Sequence[int]) -> "RowThinking":

@@ -19,10 +19,10 @@ _UNLIMITED = -1
 
 
 class ResumeState(L.Callback):
-    """Makes a resumed run equal to the uninterrupted one.
+    """Makes a resumed run identical to an uninterrupted one.
 
     - The run continues after the batches that it has processed, in the same epoch: Lightning
-      considers an epoch that ``max_steps`` or ``max_time`` has cut as finished.
+      considers an epoch that ``max_steps`` or ``max_time`` has cut short as finished.
     - The random states of all ranks (torch, CUDA, numpy, Python) are part of the checkpoint.
     - The state after a training batch is restored before the next one, so that validation, text
       samples, checkpoints and new epochs in between never change the draws of training; and before
@@ -30,9 +30,9 @@ class ResumeState(L.Callback):
     - A checkpoint between two accumulated micro-batches also holds the sums for ``train/loss`` and
       the gradient so far. With several ranks this is the ranks' mean: equal in value after the next
       synchronisation, but not in every bit.
-    - If the data set the rows of a step (``order_of_steps``), a run continues with the same rows on
-      another number of devices, and in micro-batches of another size: the loops' count of
-      micro-batches is converted.
+    - If the data module sets the rows of a step (``order_of_steps``), a run continues with the same
+      rows on a different number of devices and with micro-batches of a different size: the loops'
+      count of micro-batches is converted.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class ResumeState(L.Callback):
             self._state.restore()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        # a later ``fit`` in the same process starts anew
+        # a later ``fit`` in the same process starts from scratch
         self._state = None
         self._gradients, self._sums = {}, {}
         self._step_start = 0
@@ -123,15 +123,15 @@ class ResumeState(L.Callback):
         saved = checkpoint.get(position.RESUME_STATE)
         if saved is None:
             rank_zero_warn(
-                "the checkpoint holds no random state (it was written without ResumeState): "
+                "the checkpoint has no random state (it was written without ResumeState): "
                 "random draws of the resumed run start from the seed"
             )
             return
         states = saved["random"]
         if len(states) != trainer.world_size:
             rank_zero_warn(
-                f"the checkpoint was written by {len(states)} processes, this run has "
-                f"{trainer.world_size}: it continues, but with other random draws"
+                f"the checkpoint was written by {len(states)} processes, but this run has "
+                f"{trainer.world_size}: it continues, but with different random draws"
                 f"{'' if same_steps else ' and batches'}"
             )
         if trainer.global_rank < len(states):
@@ -185,11 +185,11 @@ def _added(sums: list[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 
 class PendingValidation(L.Callback):
-    """Makes a run that ended within a validation repeat that validation from its first batch.
+    """Makes a run that ended during a validation repeat it from its first batch.
 
     In a checkpoint that is written before the end of a validation, the state of Lightning's loops
-    is as if the process had died in its first batch. The loops then repeat the validation with the
-    same epoch and the same step of the log.
+    is as if the process had died in the validation's first batch. The loops then repeat the
+    validation with the same epoch and the same step of the log.
     """
 
     def __init__(self) -> None:

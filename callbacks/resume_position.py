@@ -25,16 +25,16 @@ def order_of_steps(trainer: L.Trainer) -> dict[str, Any] | None:
 def convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> bool:
     """Converts the number of micro-batches of a checkpoint to micro-batches of this run.
 
-    A step can have the same rows in micro-batches of another size. If both runs set the same batch
-    of a step, the number is scaled by the ratio of the micro-batches of a step. If only one of them
-    sets it, or they differ, the checkpoint must end after the same rows and steps.
+    A step can have the same rows in micro-batches of a different size. If both runs set the same
+    step size, the number is scaled by the ratio of their micro-batches per step. If only one of
+    them sets it, or they differ, the checkpoint must end after the same rows and steps.
 
     Returns:
         Whether the steps of both runs have the same rows.
 
     Raises:
         ValueError: If the checkpoint was written within one of this run's micro-batches, or its
-            steps have other rows than this run's.
+            steps do not have the same rows as this run's.
     """
     saved, order = checkpoint.get(RESUME_STATE) or {}, order_of_steps(trainer)
     theirs = saved.get("order_of_steps")
@@ -59,15 +59,15 @@ def convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> boo
 
 
 def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: int) -> int:
-    """Returns the number of micro-batches of this run with the rows of the checkpoint's.
+    """Returns the number of this run's micro-batches that cover the checkpoint's rows.
 
     Args:
         trainer: The running trainer.
-        checkpoint: A checkpoint of a run that sets another batch of a step, or none.
-        batches: Micro-batches that run has processed.
+        checkpoint: Checkpoint of a run that sets a different step size, or none.
+        batches: Number of micro-batches that this run had processed.
 
     Raises:
-        ValueError: If as many steps of this run have other rows.
+        ValueError: If the same number of this run's steps does not have the same rows.
     """
     if not batches:
         return 0
@@ -80,7 +80,7 @@ def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: in
         rows = batches * stated["global_batch"] // checkpoint[RESUME_STATE]["step_place"][1]
     else:
         rows = batches * theirs.get("batch_size", 0) * theirs.get("world_size", 0)
-    # An epoch of larger steps drops more rows at its end, so later epochs start at other rows.
+    # An epoch of larger steps drops more rows at its end, so later epochs start at different rows.
     epoch = len(data.training_source()) * step.micro * step.devices // step.size * step.size
     agree = all(theirs.get(key) == order[key] for key in order if key != "batch_size")
     agree &= rows <= epoch or order.get("train_windows") == "random"
@@ -159,7 +159,7 @@ def processed_batches(trainer: L.Trainer) -> int:
 
 
 def restore_log_step(trainer: L.Trainer) -> None:
-    """Makes the next values be logged at the same step as in an uninterrupted run.
+    """Makes the next values appear at the same logged step as in an uninterrupted run.
 
     A loop that restarts at a batch before a validation repeats the end of that batch, and counts
     its step again.
@@ -199,7 +199,7 @@ def check_step(trainer: L.Trainer, saved: list[int] | None, steps: int) -> None:
         steps: Number of completed optimiser steps.
 
     Raises:
-        ValueError: If this run would end the step at another micro-batch.
+        ValueError: If this run would end the step at a different micro-batch.
     """
     accumulate, length = trainer.accumulate_grad_batches, _length(trainer)
     position = place_in_step(trainer)
@@ -214,6 +214,6 @@ def check_step(trainer: L.Trainer, saved: list[int] | None, steps: int) -> None:
     if not same:
         raise ValueError(
             f"trainer.accumulate_grad_batches ({accumulate}): the checkpoint was written {where}, "
-            "which this run would end at another micro-batch; resume with the accumulation and the "
-            "limit_train_batches of that run, or from a checkpoint between two steps"
+            "which this run would end at a different micro-batch; resume with the accumulation and "
+            "the limit_train_batches of that run, or from a checkpoint between two steps"
         )

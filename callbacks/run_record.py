@@ -40,12 +40,12 @@ class SaveRunRecord(SaveConfigCallback):
     writes ``config_<step>.yaml`` next to it.
 
     The id of the run, which ``last`` keeps, is in these files and in each checkpoint, together with
-    the log folder, so that a resumed run finds its logs even after both were moved.
+    the log folder, so that a resumed run finds its logs even if both were moved.
 
     Args:
         parser: The parser that dumps the configuration.
         config: The parsed configuration of the subcommand.
-        step: Optimiser steps of the resumed checkpoint.
+        step: Number of optimiser steps in the resumed checkpoint.
         run_id: Id of the continued run, or null for a new run.
         run_name: Name of the run in reports, or null.
         recipes: See :func:`as_yaml`.

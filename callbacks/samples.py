@@ -24,7 +24,7 @@ class Samples(L.Callback):
             ones.
         every_n_validations: Write after every n-th validation, or never if 0.
         max_new_tokens: Length of each continuation in tokens, limited by the block size.
-        temperature: Divisor of the logits. 0 takes the most likely token.
+        temperature: Divisor of the logits; 0 always picks the most likely token.
         seed: Seed of the draws, the same at each validation, so that texts can be compared.
     """
 

@@ -30,8 +30,8 @@ class SaveCheckpoints(ModelCheckpoint):
     values of ``monitor``. ``save_top_k: -1`` keeps a checkpoint of every trigger and every
     validation. The end of training always writes ``last.ckpt``.
 
-    A run has one ``last.ckpt``, which replaces the previous one, also in a copied folder, or a torn
-    one. An intact one of another run in the same ``dirpath`` is kept, and this run writes
+    A run has one ``last.ckpt``, which replaces the previous one, even in a copied folder, or a
+    damaged one. An intact one of another run in the same ``dirpath`` is kept, and this run writes
     ``last-v1.ckpt`` instead. Non-finite weights are not written.
 
     A run that is killed at any time and resumed has the same log as an uninterrupted one, since log
@@ -47,8 +47,8 @@ class SaveCheckpoints(ModelCheckpoint):
         mode: Whether small or large values are better.
         save_top_k: Number of best checkpoints to keep, or -1 for all.
         save_last: Whether to keep ``last.ckpt``.
-        every_n_train_steps: Optimiser steps between two ``last.ckpt``, or null for no such trigger.
-        train_time_interval: Time between two ``last.ckpt``, or null for no such trigger.
+        every_n_train_steps: Optimiser steps between two ``last.ckpt``, or null to ignore steps.
+        train_time_interval: Time between two ``last.ckpt``, or null to ignore time.
         save_on_exception: Whether to write a checkpoint if an error ends the run. Several processes
             can write one only after an error that all of them raise.
         save_weights_only: Whether to write weights only, from which no run can be resumed.
@@ -100,8 +100,8 @@ class SaveCheckpoints(ModelCheckpoint):
             return
         if _is_of(self.monitor, "val") and self.monitor != MONITOR:
             raise ValueError(
-                f"checkpoint.monitor ({self.monitor}) is a value of validations, and this run has "
-                "none; choose a value logged in training, such as train/loss, or null"
+                f"checkpoint.monitor ({self.monitor}) is a validation metric, but this run has no "
+                "validations; choose a value logged in training, such as train/loss, or null"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -158,7 +158,7 @@ class SaveCheckpoints(ModelCheckpoint):
         """Requests ``last.ckpt`` at the end of the current optimiser step."""
         self._requested = True
 
-    def rank_anew(self) -> None:
+    def restart_ranking(self) -> None:
         """Ranks all checkpoints so far below the next one, e.g. for a curriculum's next stage.
 
         It is for changes after which values of ``monitor`` are not comparable to earlier ones.
@@ -255,7 +255,7 @@ class SaveCheckpoints(ModelCheckpoint):
             super().on_exception(trainer, pl_module, exception)
 
     def _save_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
-        if self.save_weights_only:  # Lightning asks no callback then
+        if self.save_weights_only:  # Lightning calls no callback then
             check_weights(trainer)
         super()._save_checkpoint(trainer, filepath)
 
@@ -274,7 +274,7 @@ class SaveCheckpoints(ModelCheckpoint):
             raise
 
     def _may_replace(self, trainer: L.Trainer, path: Path) -> bool:
-        """Returns on all ranks whether rank 0 sees a file that is torn or of this run."""
+        """Returns on all ranks whether rank 0 sees a file that is damaged or of this run."""
         replaced = trainer.is_global_zero and _is_torn_or_of_run(path, run_id(trainer))
         return bool(trainer.strategy.broadcast(replaced))
 
@@ -308,6 +308,6 @@ def _is_torn_or_of_run(path: Path, run: str | None) -> bool:
         return True
     try:
         written_by = read_file(path)["run"]["id"]
-    except Exception:  # a file of another program
+    except Exception:  # written by another program
         return False
     return run is not None and bool(written_by == run)

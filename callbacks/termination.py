@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
-from callbacks.hooks import AgreedEnd, AsksAllRanks
+from callbacks.hooks import AgreedEnd, SumsOverRanks
 from callbacks.save_checkpoints import SaveCheckpoints
 from callbacks.trainer_state import in_accumulation
 
@@ -34,7 +34,7 @@ LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)
 """Signals that stay ignored if the program started so, as background jobs and under nohup."""
 
 
-class Termination(AsksAllRanks):
+class Termination(SumsOverRanks):
     """Ends training on a signal of ``ENDING``, after a checkpoint.
 
     The current optimiser step is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
@@ -44,7 +44,7 @@ class Termination(AsksAllRanks):
     A validation is aborted at its next batch, after writing a ``last.ckpt`` from which
     ``PendingValidation`` repeats it. The exception is a validation between two accumulated
     micro-batches of several ranks, whose gradients a checkpoint does not hold bit-exactly: then the
-    validation and the step are finished first. A second SIGINT ends the process at once, and so
+    validation and the step are finished first. A second SIGINT ends the process immediately, and so
     does a SIGTERM more than a second after the first signal; an earlier one is the same request
     (``timeout`` and launchers signal the process and its group). A run that finishes in the
     meantime ends as usual. SIGHUP means that the terminal was closed, so later output to it is
@@ -76,11 +76,11 @@ class Termination(AsksAllRanks):
         self._ranks: list[float] | None = None  # number of ranks that got each signal of ENDING
         self._terminals: list[int] = []  # standard streams that are terminals
 
-    def question(self) -> list[float]:
+    def values_to_sum(self) -> list[float]:
         return [float(self._asked == signum) for signum in ENDING]
 
-    def answer(self, totals: list[float]) -> None:
-        self._ranks = totals  # until the end of the batch
+    def receive_sums(self, sums: list[float]) -> None:
+        self._ranks = sums  # until the end of the batch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # handles signals from now on; the trainer restores the former handlers when it ends
@@ -155,7 +155,7 @@ class Termination(AsksAllRanks):
         if asked_for:
             self._ending = asked_for[0]
             step, name = trainer.global_step, self._ending.name
-            rank_zero_info(f"{name}: writing a checkpoint after step {step}, then ending")
+            rank_zero_info(f"{name}: writing a checkpoint after step {step}, then exiting")
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -199,7 +199,7 @@ def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:
 
 
 def _terminated(trainer: L.Trainer, signum: signal.Signals) -> Terminated:
-    end = "no checkpoint was written, as this run keeps none"
+    end = "no checkpoint was written, because this run keeps none"
     paths = [writer.last_model_path for writer in _writers(trainer) if writer.last_model_path]
     if paths:
         end = f"resume from {paths[0]} with --ckpt_path last"

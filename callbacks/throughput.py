@@ -58,7 +58,7 @@ class Throughput(L.Callback):
             self._peak = known_rate(name)
             if self._peak is None:
                 rank_zero_info(
-                    f"no peak rate is known for {name}: throughput/mfu is not logged; set "
+                    f"the peak rate of {name} is unknown: throughput/mfu is not logged; set "
                     "throughput.peak_tflops"
                 )
 
@@ -110,7 +110,7 @@ class Throughput(L.Callback):
     ) -> None:
         self._seen, self._unlogged = checkpoint.get(TOKENS), 0
         if self._seen is None and trainer.state.fn == TrainerFn.FITTING:
-            rank_zero_info(f"the checkpoint has no tokens seen: {TOKENS} is not logged")
+            rank_zero_info(f"the checkpoint does not count tokens: {TOKENS} is not logged")
 
     def _pause(self, pl_module: L.LightningModule) -> None:
         if self._clock.running:
@@ -170,11 +170,11 @@ class _Clock:
 
 
 def real_tokens(batch: dict[str, Any]) -> Tensor | int:
-    """Returns the number of tokens of a batch without padding.
+    """Returns the number of real tokens in a batch, without padding.
 
     Args:
-        batch: A batch with ``mask`` (true for real tokens) or ``lengths`` (of sentences); else all
-            of ``tokens`` count. In questions with reasoning, ``query``, ``steps`` and ``targets``
+        batch: A batch with ``mask`` (true for real tokens) or ``lengths`` (of sentences); otherwise
+            all ``tokens`` count. In questions with reasoning, ``query``, ``steps`` and ``targets``
             count, independent of the method.
     """
     if "query" in batch:
@@ -187,7 +187,7 @@ def real_tokens(batch: dict[str, Any]) -> Tensor | int:
 
 
 def context_length(batch: dict[str, Any]) -> int:
-    """Returns the length of a row of the batch in tokens, padding included.
+    """Returns the length of a row of the batch in tokens, including padding.
 
     In questions with reasoning it is the sum of the longest query, chain of steps and answer.
     """

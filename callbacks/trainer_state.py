@@ -52,7 +52,7 @@ def unscaled(trainer: L.Trainer, loss: Tensor) -> Tensor:
 
 
 def checkpoint_to_resume(trainer: L.Trainer) -> str | None:
-    """Returns the newest checkpoint of this run, or else the one that it was resumed from."""
+    """Returns the newest checkpoint of this run, or the one that it was resumed from."""
     written = newest_written(trainer)
     if written is not None:
         return str(written)

@@ -11,15 +11,15 @@ OPTIONS = ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")
 
 
 class Validation(L.Callback):
-    """Validates every n optimiser steps, on a number of rows that all devices share.
+    """Validates every n optimiser steps, on a given number of rows over all devices.
 
     Args:
-        every_n_train_steps: Optimiser steps between two validations, counted across epochs; if
-            there are several, epochs must consist of whole steps. Null leaves the interval to
-            trainer.val_check_interval, which counts micro-batches.
-        rows: Number of rows that all devices together score in a validation, rounded up to whole
-            batches. Null takes the whole split. trainer.limit_val_batches, the number of batches on
-            each device, has precedence.
+        every_n_train_steps: Number of optimiser steps between validations, counted across epochs.
+            In a run of several epochs, each epoch must consist of whole steps. Null leaves the
+            interval to trainer.val_check_interval, which counts micro-batches.
+        rows: Number of rows that all devices together score per validation, rounded up to whole
+            batches. Null scores the whole split. trainer.limit_val_batches, the number of batches
+            per device, takes precedence.
     """
 
     def __init__(self, every_n_train_steps: int | None = None, rows: int | None = None) -> None:
@@ -43,24 +43,24 @@ class Validation(L.Callback):
             setattr(trainer, key, value)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # the trainer counts micro-batches across epochs, and an epoch's last step may have fewer
+        # The trainer counts micro-batches across epochs, and an epoch's last step may have fewer.
         epoch, accumulate = trainer.num_training_batches, trainer.accumulate_grad_batches
         trial = vars(trainer).get("overfit_batches")
         if self._interval is None or trial or math.isinf(epoch) or epoch % accumulate == 0:
             return
         if trainer.estimated_stepping_batches > math.ceil(epoch / accumulate):
             raise ValueError(
-                f"validation.every_n_train_steps ({self.every_n_train_steps}) needs whole steps: "
-                f"an epoch has {epoch} micro-batches, of which a step takes {accumulate}. Set "
+                f"validation.every_n_train_steps ({self.every_n_train_steps}) needs epochs of "
+                f"whole steps: an epoch has {epoch} micro-batches, and a step {accumulate}. Set "
                 "trainer.limit_train_batches to a multiple of trainer.accumulate_grad_batches, or "
-                "state data.global_batch"
+                "set data.global_batch"
             )
 
     def check_interval(self, interval: float | None) -> None:
-        """Refuses an interval of the trainer's next to ``every_n_train_steps``.
+        """Checks that the trainer sets no interval if ``every_n_train_steps`` is set.
 
         Args:
-            interval: ``trainer.val_check_interval``.
+            interval: Value of ``trainer.val_check_interval``.
 
         Raises:
             ValueError: If both are set.
@@ -69,18 +69,18 @@ class Validation(L.Callback):
         if every is not None and interval not in (None, 1.0, self._interval):
             raise ValueError(
                 f"trainer.val_check_interval ({interval}) counts micro-batches, and "
-                f"validation.every_n_train_steps ({every}) optimiser steps; leave one of them "
-                "out, or set it to null"
+                f"validation.every_n_train_steps ({every}) counts optimiser steps; leave one of "
+                "them out, or set it to null"
             )
 
     def trainer_options(
         self, options: Mapping[str, Any], *, accumulate: int, rows_at_once: int
     ) -> dict[str, Any]:
-        """Returns the trainer's ``OPTIONS``, in micro-batches and in batches of a device.
+        """Returns the trainer's ``OPTIONS``, in micro-batches and in batches per device.
 
         Args:
             options: The configured options of the trainer.
-            accumulate: Micro-batches of an optimiser step.
+            accumulate: Number of micro-batches per optimiser step.
             rows_at_once: Number of rows that all devices score at once.
 
         Raises:
@@ -101,8 +101,8 @@ class LastStageStopping(EarlyStopping):
     """Early stopping that starts in the last stage of a curriculum.
 
     Validations of earlier stages neither end a run nor count as its best, because a model that
-    still writes a chain answers better than one that no longer does. For models without stages it
-    is Lightning's EarlyStopping, which documents the arguments.
+    still writes a chain of thought is more accurate than one that no longer does. For models
+    without stages it is Lightning's EarlyStopping, which documents the arguments.
     """
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -1,8 +1,8 @@
-"""Corpora of questions with one right answer: a window is one question, and its answer is marked.
+"""Corpora of questions with one right answer: each window is a question with its answer marked.
 
-The text store holds question and answer as two documents, one after the other, so each is
-tokenised by itself: the start of the answer is exact for every tokenizer, and the same answer
-always has the same tokens.
+The text store has question and answer as two consecutive documents, so each is tokenised by itself:
+the start of the answer is exact for every tokenizer, and the same answer always has the same
+tokens.
 """
 
 from abc import abstractmethod
@@ -26,16 +26,16 @@ LossOn = Literal["answer", "all"]
 class AnswerDataModule(TextDataModule):
     """Batches of questions and answers, one question per row, padded on the right.
 
-    Rows are as wide as the longest question of their split with its answer; `block_size` only has
-    to be large enough. Batches have the keys of `TextDataModule` and two more: ``answer`` (B, T)
+    Rows are as wide as the longest question of their split with its answer; `block_size` is only an
+    upper limit. Batches have the keys of `TextDataModule` and two more: ``answer`` (B, T)
     bool, true where the target is a token of the answer or the EOS after it; ``group`` (B,) int64,
     the group for accuracies (`group_name`), -1 in padding rows.
 
     Args:
         loss_on: Targets of the loss, in training and evaluation: 'answer' (and the EOS after it),
-            or 'all' tokens. A question is drawn at random: beyond its wording there is nothing to
-            learn in it, and its tokens outnumber the answer's.
-        train_windows: 'packed' visits each question once an epoch, in a new order; 'random' draws
+            or 'all' tokens. Questions are drawn at random: apart from their wording there is
+            nothing to learn in them, and their tokens outnumber the answers'.
+        train_windows: 'packed' visits each question once per epoch, in a new order; 'random' draws
             questions with replacement.
         **kwargs: See `TextDataModule`.
 
@@ -82,9 +82,9 @@ class AnswerDataModule(TextDataModule):
         """Returns all possible answers, as `questions` writes them, or None if unknown."""
         return None
 
-    def groups(self, split: Split, numbers: np.ndarray) -> np.ndarray:
-        """Returns the group of each question, int64 with the shape of `numbers`."""
-        return np.zeros_like(numbers)
+    def groups(self, split: Split, indices: np.ndarray) -> np.ndarray:
+        """Returns the group of each question, int64 with the shape of `indices`."""
+        return np.zeros_like(indices)
 
     def is_right(self, text: str, answer: str) -> bool:
         """Returns whether a generated answer is correct, ignoring surrounding white space."""
@@ -143,14 +143,14 @@ class AnswerDataModule(TextDataModule):
         )
 
 
-# ---- batches of rows by number
+# ---- batches of rows by index
 
 
 def _spans(stream: TokenStream, bos_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the start of each question, the start of its answer, and the end of the answer.
 
-    A BOS may precede the question's start. An EOS precedes the answer's start, and another is the
-    answer's last token.
+    A BOS may precede the question's start. An EOS precedes the answer's start, and another one is
+    the answer's last token.
     """
     ends = np.asarray(stream.document_ends)
     assert len(ends) % 2 == 0, "a question or an answer without text"
@@ -159,10 +159,10 @@ def _spans(stream: TokenStream, bos_id: int | None) -> tuple[np.ndarray, np.ndar
 
 
 class AnswerSource(RowSource):
-    """Batches of one question a row: BOS or EOS, question, answer, EOS, and then -100.
+    """Batches of one question per row: BOS or EOS, question, answer, EOS, and then -100.
 
     Args:
-        stream: Tokens of one split, question and answer in turn.
+        stream: Tokens of one split, alternating between questions and answers.
         groups: Group of each question, int64 (number of questions,).
         order: Order of the questions in rows; see `RowOrder`.
         seed: Seed of that order.
@@ -205,48 +205,48 @@ class AnswerSource(RowSource):
 
     def counts(self, n: int) -> dict[str, float]:
         """Returns the targets of batch `n` over all ranks."""
-        which = self._order.examples(self._all_numbers(n))
-        first = self._middle[which] if self._loss_on == "answer" else self._start[which] + 1
-        return {"targets": float((self._end[which] - first).sum())}
+        examples = self._order.examples(self._all_indices(n))
+        first = self._middle[examples] if self._loss_on == "answer" else self._start[examples] + 1
+        return {"targets": float((self._end[examples] - first).sum())}
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `answer_batch`."""
-        numbers = self._numbers(n)
-        which = self._order.examples(numbers)  # -1 in padding rows
-        positions, places = self._places(which)
-        rows = self._stream.gather(places)
-        sizes = self._stream.bytes_at(places, rows)
+        indices = self._indices(n)
+        examples = self._order.examples(indices)  # -1 in padding rows
+        positions, clipped = self._token_positions(examples)
+        rows = self._stream.gather(clipped)
+        sizes = self._stream.bytes_at(clipped, rows)
         rows[:, 0] = self._start_id
-        rows[(positions >= self._end[which, None]) | (which < 0)[:, None]] = IGNORE
+        rows[(positions >= self._end[examples, None]) | (examples < 0)[:, None]] = IGNORE
         return answer_batch(
             rows,
             sizes,
-            self._order.sequence_ids(numbers),
-            first_answers=self._middle[which] - 1 - self._start[which],
-            groups=np.where(which < 0, NO_GROUP, self._groups[which]),
+            self._order.sequence_ids(indices),
+            first_answers=self._middle[examples] - 1 - self._start[examples],
+            groups=np.where(examples < 0, NO_GROUP, self._groups[examples]),
             loss_on=self._loss_on,
             eos_id=self._eos_id,
         )
 
     def target_sizes(self, n: int) -> Tensor:
         """Returns the UTF-8 bytes of each target of batch `n`, (B, T) int64."""
-        _, places = self._places(self._order.examples(self._numbers(n)))
-        sizes = self._stream.bytes_at(places, self._stream.gather(places))
+        _, clipped = self._token_positions(self._order.examples(self._indices(n)))
+        sizes = self._stream.bytes_at(clipped, self._stream.gather(clipped))
         return torch.from_numpy(sizes[:, 1:])
 
-    def _places(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _token_positions(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns positions of the rows' tokens in the stream (B, T+1), unclipped and clipped."""
-        start = self._start[which, None]
+        start = self._start[examples, None]
         offsets = np.arange(self._width) - 1  # (T+1,); -1 is the BOS or EOS before the question
         # skips the EOS between question and answer
-        positions = start + offsets + (offsets >= self._middle[which, None] - 1 - start)
+        positions = start + offsets + (offsets >= self._middle[examples, None] - 1 - start)
         return positions, np.clip(positions, 0, len(self._stream) - 1)
 
 
 def answer_batch(
     rows: np.ndarray,
     sizes: np.ndarray,
-    numbers: np.ndarray,
+    indices: np.ndarray,
     *,
     first_answers: np.ndarray,
     groups: np.ndarray,
@@ -260,15 +260,15 @@ def answer_batch(
     Args:
         rows: BOS or EOS, question, answer, EOS, then -100.
         sizes: UTF-8 bytes of each token of the rows, (B, T+1) int64.
-        numbers: Index of each row (B,).
+        indices: Index of each row (B,).
         first_answers: Position of the first answer token among the targets of each row (B,).
         groups: Group of each row (B,), int64.
         loss_on: Targets to keep; the others become -100.
         eos_id: Token at padded inputs.
     """
-    places = np.arange(rows.shape[1] - 1)
-    answer = torch.from_numpy((places >= first_answers[:, None]) & (rows[:, 1:] != IGNORE))
-    batch = as_batch(rows, sizes, numbers, eos_id=eos_id)
+    positions = np.arange(rows.shape[1] - 1)
+    answer = torch.from_numpy((positions >= first_answers[:, None]) & (rows[:, 1:] != IGNORE))
+    batch = as_batch(rows, sizes, indices, eos_id=eos_id)
     batch |= {"answer": answer, "group": torch.from_numpy(groups)}
     if loss_on == "answer":
         targets = torch.where(answer, batch["targets"], IGNORE)

@@ -67,18 +67,18 @@ class LanguageDataModule(TextCorpus):
     every token of a split exactly once, on any number of ranks.
 
     Args:
-        batch_size: Rows per device and micro-batch when training (B); with global_batch, the
-            maximum.
-        global_batch: Rows of an optimiser step over all devices. Each device splits its share into
-            micro-batches of the largest divisor that is at most batch_size and accumulates
-            gradients over them, so step n has the same rows on any number of devices. With null, a
-            step has batch_size x trainer.accumulate_grad_batches x devices rows.
-        eval_batch_size: Rows per device when evaluating; null takes batch_size.
+        batch_size: Number of rows per device and micro-batch in training (B); with global_batch,
+            the maximum.
+        global_batch: Number of rows per optimiser step over all devices. Each device splits its
+            share into micro-batches of the largest divisor that is at most batch_size and
+            accumulates gradients over them, so step n has the same rows on any number of devices.
+            With null, a step has batch_size x trainer.accumulate_grad_batches x devices rows.
+        eval_batch_size: Number of rows per device in evaluation. Null uses batch_size.
         seed: Seed of the data order, non-negative; the splits do not depend on it.
-        num_workers: Processes that build batches ahead of training; 0 builds them in the training
-            process.
-        predict_file: Prompts for `predict`: txt, one a line, or jsonl or parquet with the field
-            ``prompt``.
+        num_workers: Number of processes that build batches in advance; 0 builds them in the
+            training process.
+        predict_file: Prompts for `predict`: txt with one prompt per line, or jsonl or parquet with
+            the field ``prompt``.
         validation_split: Split that training validates on: ``val``, or ``test`` if ``val`` is
             reserved for a report that must not have been tuned on.
         **kwargs: See `TextCorpus`.
@@ -138,7 +138,7 @@ class LanguageDataModule(TextCorpus):
     @property
     @abstractmethod
     def block_size(self) -> int:
-        """Positions that a model needs: tokens per window, or slots per sentence."""
+        """Number of positions that a model needs: tokens per window, or slots per sentence."""
 
     def row_tokens(self, split: Split) -> int:
         """Returns the mean number of scored tokens per row of a split; a window's by default."""
@@ -149,10 +149,10 @@ class LanguageDataModule(TextCorpus):
         return self.row_tokens("train")
 
     def step_batch(self, devices: int, accumulate: int = 1) -> StepBatch:
-        """Returns the batch of an optimiser step, and its division among devices.
+        """Returns the batch of an optimiser step and its division among devices.
 
         Args:
-            devices: Processes that train.
+            devices: Number of training processes.
             accumulate: ``trainer.accumulate_grad_batches``. `global_batch` implies it, and 1 then
                 means that it was not set.
 
@@ -177,11 +177,11 @@ class LanguageDataModule(TextCorpus):
 
     @property
     def _most_at_once(self) -> tuple[int, str]:
-        """Largest micro-batch of a device when training, and its unit."""
+        """Largest training micro-batch of a device, and its unit."""
         return self.batch_size, "rows"
 
     def _shared_step(self, devices: int) -> StepBatch | None:
-        """Returns the batch of a step of set size, or None if micro-batches determine the size."""
+        """Returns the batch of a step of fixed size, or None if micro-batches determine it."""
         if self.global_batch is None:
             return None
         return divide_rows(self.global_batch, devices, self.batch_size)
@@ -234,7 +234,7 @@ class LanguageDataModule(TextCorpus):
                 f"Set block_size={lengths.max()} or above."
             )
 
-    # Questions that are too long
+    # Questions that do not fit
 
     def _leave_out(
         self, lengths: Mapping[Split, np.ndarray], stage: str | None, cure: str = ""
@@ -244,7 +244,7 @@ class LanguageDataModule(TextCorpus):
         Args:
             lengths: Length in tokens of each row (N,), for splits whose rows cannot be cut.
             stage: See `setup`.
-            cure: Another remedy for training; continues the sentence after "block_size".
+            cure: A further remedy for training, which continues the sentence after "block_size".
 
         Raises:
             ValueError: If such a row would be trained on.
@@ -263,8 +263,8 @@ class LanguageDataModule(TextCorpus):
         for split, rows in too_long.items():
             rank_zero_warn(
                 f"{self.left_out(split)} of {len(rows)} questions of the {split} split are longer "
-                f"than block_size={self.block_size} and left out: accuracies and losses cover "
-                f"the rest. To have all, set block_size={rows.max()}."
+                f"than block_size={self.block_size} and are left out of accuracies and losses. To "
+                f"include all, set block_size={rows.max()}."
             )
 
     def _fitting(self, split: Split) -> np.ndarray | None:
@@ -331,7 +331,7 @@ class LanguageDataModule(TextCorpus):
             self._training.first = n
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        # An empty list if the user chose to have no such split.
+        # An empty list if the user chose not to have this split.
         split = self.validation_split
         training = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
         if self.expects(split) or not training:
@@ -353,7 +353,7 @@ class LanguageDataModule(TextCorpus):
         """Returns the loader of the prompts in `predict_file`.
 
         Raises:
-            ValueError: If there is no such file, or a prompt is longer than a window.
+            ValueError: If the file does not exist, or a prompt is longer than a window.
         """
         if self.predict_file is None:
             raise ValueError("predict needs prompts: set data.predict_file to a txt or jsonl file")
@@ -415,7 +415,7 @@ class LanguageDataModule(TextCorpus):
             **kwargs: Init arguments that replace the saved ones.
 
         Raises:
-            ValueError: If it is no checkpoint of this project, was trained without such data, or
+            ValueError: If it is not a checkpoint of this project, was trained on other data, or
                 contains code.
         """
         content = read_file(Path(checkpoint_path))
@@ -426,7 +426,7 @@ class LanguageDataModule(TextCorpus):
             data: Self = build({**recipe, "init_args": arguments}, cls)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{checkpoint_path}: recipe.data gives no {cls.__name__} ({error}); take a "
+                f"{checkpoint_path}: recipe.data is not a {cls.__name__} ({error}); use a "
                 "checkpoint that was trained on such data"
             ) from error
         return data
@@ -449,7 +449,7 @@ class LanguageDataModule(TextCorpus):
 
     @property
     def order_of_steps(self) -> dict[str, Any] | None:
-        """Settings that fix the rows of a step on any number of devices; None if devices matter."""
+        """Settings that fix a step's rows on any number of devices, or None if nothing does."""
         return None if self._shared_step(1) is None else self._whole_order()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -471,13 +471,14 @@ class LanguageDataModule(TextCorpus):
         ]
         if changed:
             rank_zero_warn(
-                f"The order of the training data is not the checkpoint's ({'; '.join(changed)}): a "
-                "resumed run will see some text twice and others never in the current epoch."
+                "The order of the training data differs from the checkpoint's "
+                f"({'; '.join(changed)}): the resumed run will see some text twice and some "
+                "not at all in the current epoch."
             )
 
 
 def limited_batches(available: int, limit: float) -> int:
-    """Returns the batches of an epoch under the trainer's limit, a count or a fraction."""
+    """Returns the batches per epoch under the trainer's limit, a count or a fraction."""
     batches = int(available * limit) if isinstance(limit, float) else min(available, limit)
     return max(1, batches)  # at 0 the trainer does not train
 

@@ -1,11 +1,11 @@
 """``python -m datamodules.check FOLDER``: verifies text stores against their checksums.
 
-For a config of questions, such as ``configs/data/gsm8k_aug.yaml``, it fetches the data, reads all
-of it, and compares the number of rows with the published one.
-
 Every block of every file is compared with its checksum, every id with the vocabulary, and every
-document end with the EOS before it. Stores of older versions have no checksums and get only the
-last two checks.
+document end with the EOS before it. Stores written by older versions have no checksums and get only
+the last two checks.
+
+For a config of a question data set, such as ``configs/data/gsm8k_aug.yaml``, it fetches the data,
+reads all of it, and compares the number of rows with the published one.
 """
 
 import argparse
@@ -36,14 +36,14 @@ def stores_in(folder: Path) -> list[Path]:
     stores = [path for path in inner if _is_named(path)]
     if not stores:
         raise ValueError(
-            f"{folder} is no text store, nor a folder of text stores. Name a store, or the "
+            f"{folder} is neither a text store nor a folder of text stores. Name a store, or the "
             "cache_dir of the data."
         )
     return stores
 
 
 def _is_named(folder: Path) -> bool:
-    """Returns whether a folder's name has the form that `store.fingerprint` gives to stores."""
+    """Returns whether a folder's name ends in a fingerprint (`store.fingerprint`)."""
     return re.fullmatch(r".+-[0-9a-f]{16}", folder.name) is not None and folder.is_dir()
 
 
@@ -58,21 +58,23 @@ def check(folder: Path) -> str:
         store = ExampleStore(folder)
     verify_store(store)
     tokens = sum(store.counts(split).tokens for split in SPLITS)
-    how = "no checksums, prepared by an older version; ids and document ends are sound"
-    how = "checksums, ids and document ends agree" if store.has_checksums else how
-    return f"{folder}: {how} ({tokens} tokens, {store.size} bytes)"
+    result = "ids and document ends are valid; an older version prepared it without checksums"
+    result = "checksums, ids and document ends are valid" if store.has_checksums else result
+    return f"{folder}: {result} ({tokens} tokens, {store.size} bytes)"
 
 
 def fetch(config: Path) -> str:
     """Fetches a config's questions from the hub and describes them in one line.
 
     Raises:
-        ValueError: If it is no such config, or the data cannot be read.
+        ValueError: If it is not such a config, or the data cannot be read.
         RowsWarning: If the number of rows differs from the published one.
     """
     content = yaml.safe_load(config.read_text())
     if not isinstance(content, dict) or "data" not in content:
-        raise ValueError(f"{config} has no section data. Name a file such as configs/data/*.yaml.")
+        raise ValueError(
+            f"{config} has no 'data' section. Name a file such as configs/data/*.yaml."
+        )
     recipe = content["data"]
     with tempfile.TemporaryDirectory() as cache, warnings.catch_warnings():
         warnings.simplefilter("error", RowsWarning)
@@ -88,13 +90,16 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m datamodules.check", description=__doc__, allow_abbrev=False
     )
     parser.add_argument(
-        "folders", nargs="+", type=Path, help="Stores, folders of stores, or configs of questions."
+        "folders",
+        nargs="+",
+        type=Path,
+        help="Stores, folders of stores, or configs of question data sets.",
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line per store or config; returns 0, or 2 if a check failed."""
+    """Prints one line per store or config; returns 0, or 2 if a check failed."""
     status, paths = 0, list(build_parser().parse_args(argv).folders)
     while paths:
         path = paths.pop(0)

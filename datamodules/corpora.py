@@ -2,7 +2,7 @@
 
 | class | corpus |
 |---|---|
-| `OpenWebText` | the open copy of GPT-2's training text (8 million web pages, 40 GB) |
+| `OpenWebText` | an open reproduction of GPT-2's training text (8 million web pages, 40 GB) |
 | `PeS2o` | 39 million open-access papers and abstracts (42 billion words), or version 3 |
 | `WikiText103` | 28,475 good and featured articles of Wikipedia, one document each |
 """
@@ -39,13 +39,13 @@ from datamodules.text import TextDataModule
 
 
 class SplitText(TextDataModule):
-    """Text with some published splits; the others are shares of the training documents.
+    """Text with some published splits; the others are held out from the training documents.
 
     Held-out splits are read first, so that a token cap does not lose them.
 
     Args:
         train_tokens: Maximum number of training tokens to store: whole documents in corpus order,
-            up to the first that does not fit. Null takes all.
+            up to the first that does not fit. Null stores all of them.
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -62,12 +62,12 @@ class SplitText(TextDataModule):
             raise ValueError(f"train_tokens={train_tokens} must be at least 1, or null for all.")
 
     @abstractmethod
-    def has_own(self, split: Split) -> bool:
-        """Returns whether a split has separate documents; the train split always has."""
+    def is_separate(self, split: Split) -> bool:
+        """Returns whether a split has separate documents, as the train split always has."""
 
     @abstractmethod
     def read(self, split: Split) -> Iterator[str]:
-        """Yields the documents of a split for which `has_own` is true."""
+        """Yields the documents of a split for which `is_separate` is true."""
 
     @property
     def train_tokens(self) -> int | None:
@@ -75,12 +75,12 @@ class SplitText(TextDataModule):
 
     def shares(self) -> dict[str, float]:
         return {
-            "val_fraction": 0.0 if self.has_own("val") else self.val_fraction,
-            "test_fraction": 0.0 if self.has_own("test") else self.test_fraction,
+            "val_fraction": 0.0 if self.is_separate("val") else self.val_fraction,
+            "test_fraction": 0.0 if self.is_separate("test") else self.test_fraction,
         }
 
     def expects(self, split: Split) -> bool:
-        return split == "train" or self.has_own(split) or self.shares()[f"{split}_fraction"] > 0
+        return split == "train" or self.is_separate(split) or self.shares()[f"{split}_fraction"] > 0
 
     def how_to_get(self, split: Split) -> str:
         option = self.split_options[split]
@@ -90,13 +90,13 @@ class SplitText(TextDataModule):
         return f"Set data.{key} (now {getattr(self, key)}) or data.{option}."
 
     def documents(self, split: Split) -> Iterator[str]:
-        if self.has_own(split) and not any(self.shares().values()):
+        if self.is_separate(split) and not any(self.shares().values()):
             return self.read(split)
         return (text for s, text in self.labelled_documents() if s == split)
 
     def labelled_documents(self) -> Iterator[tuple[Split, str]]:
         for split in SPLITS[1:]:
-            if self.has_own(split):
+            if self.is_separate(split):
                 for text in self.read(split):
                     yield split, text
         yield from split_documents(self.read("train"), **self.shares())
@@ -104,8 +104,8 @@ class SplitText(TextDataModule):
     def tokenizer_text(self) -> Iterable[str]:
         """Returns the documents that a ``bpe:N`` is trained on.
 
-        Under a token cap, these are the documents that fit for certain: a token covers at least one
-        byte, and each document has an EOS.
+        With a token cap, these are the documents that are certain to fit: a token covers at least
+        one byte, and each document has an EOS.
         """
         room = self._train_tokens
         for text in self.documents("train"):
@@ -119,17 +119,17 @@ class SplitText(TextDataModule):
 class HubCorpus(SplitText):
     """A corpus from the hub, or from local files in its published format.
 
-    Without `data_files` everything comes from the hub. With `data_files` nothing does: val and test
-    are `val_files` and `test_files`, or shares of the documents of `data_files` (`val_fraction`,
-    `test_fraction`). Under a token cap (`train_tokens`) only the hub files that it needs are
-    fetched.
+    Without `data_files` all splits come from the hub. With `data_files` none does: val and test are
+    `val_files` and `test_files`, or are held out from the documents of `data_files`
+    (`val_fraction`, `test_fraction`). With a token cap (`train_tokens`) only the hub files that it
+    needs are fetched.
 
     Args:
         data_files: Local copy of the training files: one path or glob, or a list of them; null
             reads from the hub.
         val_files: Files of the validation split, with data_files.
         test_files: Files of the test split, with data_files.
-        revision: Commit, branch or tag of the hub's repository; null takes the newest commit when
+        revision: Commit, branch or tag of the hub repository. Null uses the newest commit when
             preparation begins. An interrupted preparation continues with the same commit, which
             meta.json records (``origin``).
         **kwargs: See `SplitText` and `TextDataModule`.
@@ -138,7 +138,7 @@ class HubCorpus(SplitText):
         ValueError: If an argument is invalid.
     """
 
-    # Files are identified by their content, so their paths are left out too.
+    # Files are identified by their content, so their paths are excluded too.
     not_in_source: ClassVar[frozenset[str]] = TextDataModule.not_in_source | {
         "data_files",
         "val_files",
@@ -163,19 +163,19 @@ class HubCorpus(SplitText):
         self._revision = revision
         if data_files is None and (val_files is not None or test_files is not None):
             raise ValueError(
-                "val_files and test_files go with data_files: from the hub all splits come from "
-                "the hub. Set data.data_files too."
+                "val_files and test_files need data_files: without it all splits come from the "
+                "hub. Set data.data_files too."
             )
         check_revision(revision, data_files)
 
-    # Implemented by corpora
+    # Implemented by subclasses
 
     @abstractmethod
     def hub_split(self, split: Split) -> HubSplit | None:
-        """Returns the location of a split on the hub, or None if it has none."""
+        """Returns the location of a split on the hub, or None if the hub has no such split."""
 
     def read_file(self, path: Path) -> Iterator[str]:
-        """Yields the documents of one local file, including ones without text."""
+        """Yields the documents of one local file, including empty ones."""
         return read_documents(path, lone_surrogates=True)
 
     def read_hub(self, files: Iterable[Path]) -> Iterator[str]:
@@ -202,7 +202,7 @@ class HubCorpus(SplitText):
         """
         return files_of_splits(self._patterns, self.check_file)
 
-    def has_own(self, split: Split) -> bool:
+    def is_separate(self, split: Split) -> bool:
         """Returns whether a split has separate files or a separate location on the hub."""
         return self._patterns[split] is not None if self.is_local else split in self._locations
 
@@ -263,26 +263,26 @@ class HubCorpus(SplitText):
 
 
 _VAL_DOCUMENTS = 100_000
-_NANOGPT_SHARE, _NANOGPT_SEED = 0.0005, 2357  # of its data/openwebtext/prepare.py
+_NANOGPT_SHARE, _NANOGPT_SEED = 0.0005, 2357  # from nanoGPT's data/openwebtext/prepare.py
 
 
 class OpenWebText(HubCorpus):
-    """OpenWebText; the last 100,000 documents are the validation split, or nanoGPT's 0.05 %.
+    """OpenWebText, with its last 100,000 documents or nanoGPT's 0.05 % held out for validation.
 
-    The hub has one split. A token cap reads only its beginning, so validation is then the *first*
-    `val_documents` documents, training begins after them, and the log and meta.json say so. Local
-    files always hold out the last ones.
+    The hub has one split. With a token cap only its beginning is read, so the *first*
+    `val_documents` documents are held out, training starts after them, and the log and meta.json
+    say so. From local files the last ones are always held out.
 
     Hub: Skylion007/openwebtext. Files: parquet or jsonl with the field ``text``.
 
     Args:
         val_documents: Number of documents held out for validation if there are no val_files; only
             with split='last'.
-        test_fraction: Share of the remaining documents held out for the test.
+        test_fraction: Share of the remaining documents held out for testing.
         split: 'last' holds out `val_documents`; 'nanogpt' holds out 0.05 % of the documents, drawn
-            as nanoGPT's data/openwebtext/prepare.py does, by `datasets`' ``train_test_split`` with
-            the seed 2357: the same documents in the same order. It needs the total number of
-            documents, so it reads all of them into a temporary file in `cache_dir`.
+            as in nanoGPT's data/openwebtext/prepare.py, by `datasets`' ``train_test_split`` with
+            seed 2357: the same documents in the same order. It needs the total number of documents,
+            so it reads all of them into a temporary file in `cache_dir`.
         **kwargs: See `HubCorpus`; val_fraction has no effect here.
 
     Raises:
@@ -310,14 +310,14 @@ class OpenWebText(HubCorpus):
             )
         raise_problems(choice_problems(("last", "nanogpt"), split=split))
         if split == "nanogpt":
-            self._refuse_with_nanogpt(test_fraction)
+            self._check_nanogpt_options(test_fraction)
 
-    def _refuse_with_nanogpt(self, test_fraction: float) -> None:
+    def _check_nanogpt_options(self, test_fraction: float) -> None:
         """Raises a ValueError for options that contradict nanoGPT's split."""
         if self.train_tokens is not None:
             raise ValueError(
-                f"train_tokens={self.train_tokens} reads a part of the corpus, and split='nanogpt' "
-                "draws from all documents and must count them. Set data.train_tokens to null, or "
+                f"train_tokens={self.train_tokens} reads only a part of the corpus, but "
+                "split='nanogpt' draws from all documents. Set data.train_tokens to null, or "
                 "data.split to last."
             )
         if self._val_documents != _VAL_DOCUMENTS:
@@ -326,10 +326,10 @@ class OpenWebText(HubCorpus):
                 "holds out 0.05 % of the documents. Leave data.val_documents out, or set "
                 "data.split to last."
             )
-        if self.has_own("val") or test_fraction:
+        if self.is_separate("val") or test_fraction:
             raise ValueError(
-                "split='nanogpt' holds out 0.05 % of the documents for validation and none for the "
-                "test. Set data.val_files to null and data.test_fraction to 0, or data.split to "
+                "split='nanogpt' holds out 0.05 % of the documents for validation and none for "
+                "testing. Set data.val_files to null and data.test_fraction to 0, or data.split to "
                 "last."
             )
 
@@ -339,7 +339,7 @@ class OpenWebText(HubCorpus):
         return HubSplit(name="Skylion007/openwebtext", split="train", pattern="*train*.parquet")
 
     @property
-    def _from_the_head(self) -> bool:
+    def _validates_on_first(self) -> bool:
         return not self.is_local and self.train_tokens is not None
 
     def shares(self) -> dict[str, float]:
@@ -347,23 +347,23 @@ class OpenWebText(HubCorpus):
         return {**super().shares(), "val_fraction": 0.0}
 
     def source(self) -> dict[str, Any]:
-        where = "first" if self._from_the_head else "last"
-        rule = {} if self.has_own("val") else {"val": f"{where} {self._val_documents} documents"}
+        side = "first" if self._validates_on_first else "last"
+        rule = {} if self.is_separate("val") else {"val": f"{side} {self._val_documents} documents"}
         if self._split == "nanogpt":
             rule = {"val": f"train_test_split({_NANOGPT_SHARE}, seed {_NANOGPT_SEED})"}
         return {**super().source(), **rule}
 
     def notes(self) -> list[str]:
-        if not self._from_the_head or not self._val_documents:
+        if not self._validates_on_first or not self._val_documents:
             return []
         return [
-            f"With train_tokens from the hub the first {self._val_documents} documents validate, "
-            "not the last ones as without a cap or with data_files: validation losses of the two "
-            "do not compare.",
+            f"With train_tokens the first {self._val_documents} documents of the hub's corpus are "
+            "the validation split, not the last ones as without a cap or with data_files: "
+            "validation losses of the two are not comparable.",
         ]
 
     def expects(self, split: Split) -> bool:
-        if split == "val" and not self.has_own("val"):
+        if split == "val" and not self.is_separate("val"):
             return self._split == "nanogpt" or self._val_documents > 0
         return super().expects(split)
 
@@ -371,8 +371,8 @@ class OpenWebText(HubCorpus):
         if split == "test":
             return super().how_to_get(split)
         if self._split == "nanogpt":
-            return "0.05 % of the documents validate: give more, or set data.split to last."
-        return f"Change data.val_documents, now {self._val_documents}."
+            return "It is 0.05 % of the documents: use more of them, or set data.split to last."
+        return f"Change data.val_documents (now {self._val_documents})."
 
     def documents(self, split: Split) -> Iterator[str]:
         return (text for s, text in self.labelled_documents() if s == split)
@@ -381,10 +381,10 @@ class OpenWebText(HubCorpus):
         if self._split == "nanogpt":
             yield from self._drawn()
             return
-        if self.has_own("val") or not self._val_documents:
+        if self.is_separate("val") or not self._val_documents:
             yield from super().labelled_documents()
             return
-        if self._from_the_head:
+        if self._validates_on_first:
             rest = self.read("train")
             held_out: Iterable[str] = islice(rest, self._val_documents)
         else:
@@ -392,7 +392,7 @@ class OpenWebText(HubCorpus):
             held_out, rest = self._between(first, None), self._between(0, first)
         for text in held_out:
             yield "val", text
-        if self.has_own("test"):
+        if self.is_separate("test"):
             for text in self.read("test"):
                 yield "test", text
         yield from split_documents(rest, **self.shares())
@@ -413,7 +413,7 @@ class OpenWebText(HubCorpus):
         for index, text in enumerate(in_order(rows, permutation, self.cache_dir)):
             if has_text(text):
                 yield "val" if index < held_out else "train", text
-        if self.has_own("test"):
+        if self.is_separate("test"):
             for text in self.read("test"):
                 yield "test", text
 
@@ -421,13 +421,13 @@ class OpenWebText(HubCorpus):
         """Returns the number of documents.
 
         Raises:
-            ValueError: If there are no more than are held out.
+            ValueError: If all of them are held out.
         """
         total = sum(self._file_counts)
         if total <= self._val_documents:
             raise ValueError(
                 f"val_documents={self._val_documents} leaves nothing for training: there are "
-                f"{total} documents. Set data.val_documents lower, e.g. {total // 20}, or give "
+                f"{total} documents. Lower data.val_documents, e.g. to {total // 20}, or set "
                 "data.val_files."
             )
         return total
@@ -459,9 +459,9 @@ class PeS2o(HubCorpus):
     val_fraction of the documents are held out.
 
     Args:
-        version: Version of the corpus on the hub; 'v3' also reads files as jsonl whose endings name
-            no format (train-0000-of-0136.zst).
-        test_fraction: Share of the training documents held out for the test; peS2o has no test
+        version: Version of the corpus on the hub. 'v3' also reads files without a known suffix,
+            such as train-0000-of-0136.zst, as jsonl.
+        test_fraction: Share of the training documents held out for testing, as peS2o has no test
             split.
         **kwargs: See `HubCorpus`.
     """
@@ -483,7 +483,7 @@ class PeS2o(HubCorpus):
         return "jsonl" if self._version == "v3" else None
 
     def hub_split(self, split: Split) -> HubSplit | None:
-        """Returns the files of a split; the repository's loader is a script and is not run."""
+        """Returns the files of a split, without running the repository's loading script."""
         if split == "test":
             return None
         name, files = {"train": ("train", "train*"), "val": ("validation", "valid*")}[split]
@@ -500,24 +500,24 @@ class PeS2o(HubCorpus):
 
 # " = Title = ": exactly one = on each side, where " = = Section = = " has more.
 _TITLE = re.compile(r" ?= (?!= ).*(?<! =) = ?")
-_LINE_SUFFIXES = (".raw", ".tokens")  # of the original archive: wiki.train.raw, wiki.train.tokens
+_LINE_SUFFIXES = (".raw", ".tokens")  # in the original archive: wiki.train.raw, wiki.train.tokens
 
 
 class WikiText103(HubCorpus):
     """WikiText-103, cut into articles: each document runs from one title line to the next.
 
-    A title is a line `` = Title = `` with a blank line (or nothing) before and after it; otherwise
-    a few formulas would pass for titles. Lines are kept unchanged.
+    A title is a line `` = Title = `` with a blank line (or nothing) before and after it; without
+    this condition a few formulas would count as titles. Lines are kept unchanged.
 
     Hub: Salesforce/wikitext, wikitext-103-raw-v1 or -v1, with its three splits. Files: one
-    paragraph a line, as wiki.train.raw, wiki.train.tokens or txt (also .gz, .zst), or the hub's
-    parquet files; give val_files and test_files too.
+    paragraph per line, as wiki.train.raw, wiki.train.tokens or txt (also .gz, .zst), or the hub's
+    parquet files; set val_files and test_files too.
 
     Args:
-        level: 'raw': text as written; 'word': the hub's word-level text with ``<unk>``. It has no
-            effect on local files.
-        shuffle_seed: Seed of one shuffle of the training articles before a token cap takes the
-            first of them (the data subsets of the Thought Gestalt paper); null keeps their order.
+        level: 'raw' for the original text, 'word' for the hub's word-level text with ``<unk>``. It
+            has no effect on local files.
+        shuffle_seed: Seed for shuffling the training articles once, before a token cap is applied
+            (the data subsets of the Thought Gestalt paper). Null keeps their order.
         **kwargs: See `HubCorpus`.
 
     Raises:
@@ -537,7 +537,7 @@ class WikiText103(HubCorpus):
         super().__init__(**kwargs)
         raise_problems(choice_problems(("raw", "word"), level=level))
         if shuffle_seed is not None and shuffle_seed < 0:
-            raise ValueError(f"shuffle_seed={shuffle_seed} must not be negative, or null.")
+            raise ValueError(f"shuffle_seed={shuffle_seed} must be at least 0, or null.")
         self._level = level
         self._shuffle_seed = shuffle_seed
 
@@ -550,7 +550,7 @@ class WikiText103(HubCorpus):
     def check_file(self, path: Path) -> None:
         original = any(suffix.lower() in _LINE_SUFFIXES for suffix in path.suffixes)
         if not original and format_of(path) == "jsonl":
-            raise ValueError(f"{path}: WikiText-103 comes as {self.local_format}, not as jsonl.")
+            raise ValueError(f"{path}: WikiText-103 is read from {self.local_format}, not jsonl.")
 
     def read_file(self, path: Path) -> Iterator[str]:
         parquet = path.suffix.lower() in PARQUET_SUFFIXES
@@ -600,14 +600,14 @@ def articles(lines: Iterable[str], where: str) -> Iterator[str]:
     if not titles and any(line.strip() for line in article):
         raise ValueError(
             f"{where}: no line is an article's title, ' = Title = ' with a blank line before and "
-            "after it. Take the files as published (some copies lack the blank lines), or "
+            "after it. Use the files as published (some copies lack the blank lines), or "
             "datamodules.LocalText."
         )
     yield from _joined(article)
 
 
 def _joined(lines: list[str]) -> Iterator[str]:
-    """Yields the text of the lines without blank ones at either end; nothing if all are blank."""
+    """Yields the lines as one text, without blank ones at either end; nothing if all are blank."""
     used = [i for i, line in enumerate(lines) if line.strip()]
     if used:
         yield "\n".join(lines[used[0] : used[-1] + 1]) + "\n"

@@ -50,15 +50,15 @@ class TextCorpus(L.LightningDataModule, ABC):
     """Documents, tokenised once.
 
     Args:
-        tokenizer: 'bytes', a tiktoken encoding ('gpt2'), a path of a tokenizer.json, a hub name, or
-            'bpe:1024'.
+        tokenizer: 'bytes', a tiktoken encoding ('gpt2'), the path of a tokenizer.json, a hub name,
+            or 'bpe:1024'.
         cache_dir: Folder of the tokenised corpora; it is created if missing.
         val_fraction: Share of the documents held out for validation, in [0, 1), if the corpus has
             no such split.
-        test_fraction: Share of the documents held out for the test, in [0, 1), if the corpus has no
+        test_fraction: Share of the documents held out for testing, in [0, 1), if the corpus has no
             such split.
-        num_proc: Processes that tokenise; 1 tokenises in this process; null takes one per usable
-            core, at most 16. The stored data do not depend on it.
+        num_proc: Number of processes that tokenise; 1 tokenises in this process. Null uses one per
+            usable core, at most 16. The stored data do not depend on it.
 
     Raises:
         ValueError: If an argument is out of range, or the tokenizer's name is unknown.
@@ -67,7 +67,7 @@ class TextCorpus(L.LightningDataModule, ABC):
     # Arguments that do not change the stored tokens (the tokenizer has a separate key in the
     # fingerprint). Any other argument of a corpus does, unless it overrides `source`.
     not_in_source: ClassVar[frozenset[str]] = frozenset({"tokenizer", "cache_dir", "num_proc"})
-    # Arguments that are objects; a corpus with any records their recipes in hparams itself.
+    # Arguments that are objects; a corpus that has some records their recipes in hparams.
     object_arguments: ClassVar[tuple[str, ...]] = ()
     # Noun for a document, in warnings about documents in several splits.
     document_noun: ClassVar[str] = "text"
@@ -91,7 +91,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         if min(val_fraction, test_fraction) < 0 or val_fraction + test_fraction >= 1:
             raise ValueError(
                 f"val_fraction={val_fraction} and test_fraction={test_fraction} must not be "
-                "negative and leave something for training: choose a sum below 1."
+                "negative, and their sum must be below 1 to leave something for training."
             )
         if num_proc is not None and num_proc < 1:
             raise ValueError(f"num_proc={num_proc} must be at least 1, or null for one per core.")
@@ -166,7 +166,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         return (
             f"Splits are by document, with val_fraction={self.val_fraction} and "
             f"test_fraction={self.test_fraction}: change the fractions (0 omits that split) or "
-            f"give {self.smaller_splits()}."
+            f"use {self.smaller_splits()}."
         )
 
     def notes(self) -> list[str]:
@@ -193,7 +193,7 @@ class TextCorpus(L.LightningDataModule, ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Name of the text store: corpus, tokenizer, and a hash of all that affects the tokens."""
+        """Name of the text store: corpus, tokenizer, and a hash of what determines the tokens."""
         corpus = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
         tokenizer = "json" if self._spec.family == "file" else re.sub(r"\W+", "_", self._spec.name)
         return fingerprint(self._description(), f"{corpus}-{tokenizer}")
@@ -240,7 +240,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         """Tokenises the corpus into `store_dir`, unless the store exists.
 
         After a kill, the next call completes the store. One process writes it, with `num_proc`
-        workers; concurrent callers, also on other machines that share `cache_dir`, wait for it. The
+        workers; concurrent callers, even on other machines that share `cache_dir`, wait for it. The
         sizes of the splits are logged.
 
         Raises:
@@ -333,7 +333,7 @@ class TextCorpus(L.LightningDataModule, ABC):
         for split in SPLITS:
             if self.expects(split) and not counts[split].documents:
                 raise ValueError(
-                    f"The {split} split has no documents ({total} in all). {self.how_to_get(split)}"
+                    f"The {split} split has no documents (total {total}). {self.how_to_get(split)}"
                 )
 
     def setup(self, stage: str | None = None) -> None:

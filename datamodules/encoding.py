@@ -15,7 +15,7 @@ from datamodules.tokenizer_base import Tokenizer
 CHUNK_DOCUMENTS = 1024  # maximum number of documents per chunk; a chunk also ends
 CHUNK_BYTES = 2**20  # once it has this much text
 # A part ends with the first chunk that reaches this much text. A kill then costs minutes of work,
-# and the whole Pile has some 400 shards, which an open stream holds open.
+# and the whole Pile has some 400 shards, which an open stream keeps open.
 PART_BYTES = 2**31
 # Text to tokenise before workers are started; small corpora need no workers.
 BYTES_BEFORE_WORKERS = 2**23
@@ -230,8 +230,8 @@ def _published(document: Encoded, tokenizer: Tokenizer) -> tuple[np.ndarray, np.
     ids = document.ids
     if ids.size and ids.max() >= tokenizer.vocab_size:
         raise ValueError(
-            f"The corpus holds the token {ids.max()}, and the tokenizer has "
-            f"{tokenizer.vocab_size}: set data.tokenizer to the corpus's tokenizer."
+            f"The corpus has the token {ids.max()}, but the tokenizer has only "
+            f"{tokenizer.vocab_size} ids: set data.tokenizer to the corpus's tokenizer."
         )
     return ids, tokenizer.token_bytes.numpy()[ids]
 
@@ -240,7 +240,7 @@ _NO_SIZES = np.empty(0, dtype=np.int64)
 
 
 class WorkerDiedError(ValueError):
-    """Raised when a tokenising process ended early; the message says what to change."""
+    """Raised when a tokenising process ended early; the message names the cure."""
 
 
 class _Encoding(Dataset[EncodedChunk | Exception]):
@@ -271,10 +271,10 @@ def encode_in_order(
     """Yields the chunks encoded, in order.
 
     Args:
-        source: Chunks, read in this process as they are needed.
+        source: Chunks, read in this process when needed.
         tokenizer: Tokenizer of the store.
-        num_proc: Processes that tokenise. 1 tokenises in this process, with the threads of the
-            tokenizer's library; None takes one per usable core, at most 16.
+        num_proc: Number of processes that tokenise. 1 tokenises in this process, with the threads
+            of the tokenizer's library. None uses one per usable core, at most 16.
 
     Raises:
         WorkerDiedError: If a worker process ended before its work was done.

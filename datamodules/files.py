@@ -32,11 +32,11 @@ _LONGEST_WINDOW = 2**31  # bytes; the maximum, `zstd --long=31`
 
 
 def format_of(path: Path, default: Format | None = None) -> Format:
-    """Returns the format that a file's suffix names.
+    """Returns the format given by a file's suffix.
 
     Args:
         path: File, which need not exist.
-        default: Format of files with any other suffix. None rejects them.
+        default: Format of files with any other suffix. If None, they are rejected.
 
     Raises:
         ValueError: If the suffix names no format and there is no default.
@@ -108,7 +108,9 @@ def _open(path: Path) -> io.BufferedReader:
     if suffix not in COMPRESSIONS:
         return path.open("rb")
     if not path.stat().st_size:
-        raise ValueError(f"{path}: the compressed data are cut off (0 bytes). Get it again.")
+        raise ValueError(
+            f"{path}: the compressed data are truncated (0 bytes). Download or copy it again."
+        )
     packed = _ZstdFrames(path) if suffix == ".zst" else gzip.GzipFile(path)
     return io.BufferedReader(cast(io.RawIOBase, packed), CHUNK)
 
@@ -127,8 +129,8 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
             if isinstance(error, OSError) and error.errno is not None:  # disk error
                 raise
             raise ValueError(
-                f"{path}: the compressed data are damaged or cut off ({first_line(error)}). Get it "
-                "again."
+                f"{path}: the compressed data are damaged or truncated ({first_line(error)}). "
+                "Download or copy it again."
             ) from error
 
 
@@ -229,14 +231,14 @@ def _expand_one(pattern: str) -> list[Path]:
         )
     if not glob.has_magic(pattern):
         raise ValueError(
-            f"{pattern}: there is no such file (looked from {Path.cwd()}). Check the path."
+            f"{pattern}: no such file (working directory: {Path.cwd()}). Check the path."
         )
     names = sorted(glob.glob(_with_folders(path), recursive=True))
     matches = [path for path in map(Path, names) if path.is_file()]
     if not matches:
         raise ValueError(
-            f"{pattern}: no file matches (looked from {Path.cwd()}). Check the pattern; a bracket "
-            "that is part of a name is written [[]."
+            f"{pattern}: no file matches (working directory: {Path.cwd()}). Check the pattern; "
+            "write a bracket that is part of a name as [[]."
         )
     return matches
 

@@ -53,7 +53,7 @@ def check_revision(revision: str | None, data_files: str | list[str] | None) -> 
     """Raises a ValueError if a revision is given for local files."""
     if data_files is not None and revision is not None:
         raise ValueError(
-            f"revision={revision!r} belongs to the hub's repository, and data_files are read "
+            f"revision={revision!r} belongs to the hub's repository, but data_files are read "
             "instead of it. Set data.revision or data.data_files to null."
         )
 
@@ -79,7 +79,7 @@ def check_rows(where: str, rows: int, published: int | None) -> None:
     """
     if published is not None and rows != published:
         rank_zero_warn(
-            f"{where} has {rows:,} rows, and {published:,} were published: set data.revision to "
+            f"{where} has {rows:,} rows, but {published:,} were published: set data.revision to "
             "another commit, or report it with results.",
             category=RowsWarning,
         )
@@ -165,7 +165,7 @@ class HubFiles:
             return self._cached(revision, reason)
         files = self._fitting(sibling.rfilename for sibling in info.siblings)
         if not files:
-            raise FileNotFoundError(f"no file fits {self._pattern}")
+            raise FileNotFoundError(f"no file matches {self._pattern}")
         return info.sha, files
 
     def _cached(self, revision: str | None, reason: Exception) -> tuple[str, list[str]]:
@@ -188,8 +188,8 @@ class HubFiles:
             raise reason
         if total is None:
             rank_zero_warn(
-                f"{self._name}: the hub does not answer; the {len(files)} files in its cache that "
-                f"fit {self._pattern} are assumed to be all of them."
+                f"{self._name}: the hub cannot be reached; the {len(files)} cached files that "
+                f"match {self._pattern} are assumed to be all of them."
             )
         return folder.name, files
 
@@ -217,7 +217,7 @@ def _cause(error: Exception) -> tuple[str, str]:
     from huggingface_hub import errors
 
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-        return "does not fit on this disk", "set HF_HOME to a folder with more room"
+        return "does not fit on this disk", "set HF_HOME to a folder with more space"
     if isinstance(error, errors.RevisionNotFoundError):
         return (
             "has no revision {revision!r} on the Hugging Face hub",
@@ -225,17 +225,16 @@ def _cause(error: Exception) -> tuple[str, str]:
         )
     if isinstance(error, errors.RepositoryNotFoundError | errors.DisabledRepoError):
         return (
-            "is not open to you on the Hugging Face hub: it is gated, private, or gone",
-            "ask for access on its page there and log in (hf auth login, or HF_TOKEN)",
+            "is not accessible to you on the Hugging Face hub: it is gated, private or deleted",
+            "request access on its page and log in (hf auth login, or HF_TOKEN)",
         )
     missing = isinstance(error, errors.EntryNotFoundError | FileNotFoundError)
     if missing and not isinstance(error, errors.LocalEntryNotFoundError):  # means no network
         return (
-            "has another layout on the Hugging Face hub than this version expects",
+            "has a layout on the Hugging Face hub that this version does not expect",
             "set data.revision to an older commit",
         )
     return (
         "cannot be read from the Hugging Face hub",
-        "set HF_HOME to a cache that holds it, or try again with a network: finished parts are "
-        "kept",
+        "set HF_HOME to a cache that has it, or try again with a network: finished parts are kept",
     )

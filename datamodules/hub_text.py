@@ -17,7 +17,7 @@ from datamodules.readers import Reading, check_utf8, has_text, text_of
 from datamodules.store import SPLITS, Split
 
 _ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?")  # names of datasets on the hub
-_SAID = 300  # maximum number of characters to quote from an error
+_QUOTED = 300  # maximum number of characters to quote from an error
 _SAVED = ("state.json", "dataset_dict.json")  # ``save_to_disk`` writes one of them
 
 Rows = Iterable[Mapping[str, Any]]
@@ -37,7 +37,7 @@ class HubText(SplitText):
     `datasets` reads the files by its rules: a line of a txt file is a row, "NA" in a csv file is
     null, and some damage that `LocalText` rejects goes unnoticed (a truncated .zst file).
 
-    Rows of `train_split` are held out if no split is named for validation or test. A train split
+    Rows of `train_split` are held out if no split is named for validation or testing. A train split
     with a single row, such as a book, is first cut into about 50 passages.
 
     The name of the store depends on the name and revision on the hub, the content of files, or the
@@ -47,16 +47,16 @@ class HubText(SplitText):
     Args:
         dataset: Name on the hub, such as roneneldan/TinyStories, or a local folder; in Python also
             the dataset itself. Null reads the store of the dataset with the given fingerprint.
-        config: Configuration of the dataset; null takes its only one.
+        config: Configuration of the dataset. Null uses its only one.
         train_split: Split to train on, as the dataset names it; for files and on the hub, it may be
             a slice ('train[:10%]').
-        val_split: Split to validate on; null holds out val_fraction of the training rows.
-        test_split: Split to test on; null holds out test_fraction of the training rows.
+        val_split: Split to validate on. Null holds out val_fraction of the training rows.
+        test_split: Split to test on. Null holds out test_fraction of the training rows.
         text_field: Column with the text.
-        revision: Commit, branch or tag on the hub; null takes the newest commit when preparation
-            begins, which meta.json keeps (``origin``).
+        revision: Commit, branch or tag on the hub. Null uses the newest commit when preparation
+            begins, which meta.json records (``origin``).
         fingerprint: Identity of a dataset made in Python, which must change with its text and its
-            order; null takes the fingerprint that `datasets` gives it (an `IterableDataset` has
+            order. Null uses the fingerprint that `datasets` gives it (an `IterableDataset` has
             none, and must not be shuffled without a seed).
         **kwargs: See `SplitText` and `TextDataModule`. With train_tokens, a dataset of the hub or
             of files is streamed, and reading stops at the cap.
@@ -113,8 +113,8 @@ class HubText(SplitText):
             )
         if self._location is not None and fingerprint is not None:
             raise ValueError(
-                f"fingerprint={fingerprint!r} is for a dataset made in Python, and "
-                f"dataset={self._location!r} names one. Set data.fingerprint to null."
+                f"fingerprint={fingerprint!r} is for a dataset made in Python, but "
+                f"dataset={self._location!r} names a stored one. Set data.fingerprint to null."
             )
         names = [name for name in self._splits.values() if name is not None]
         if len(set(names)) < len(names):
@@ -124,13 +124,13 @@ class HubText(SplitText):
             )
         if self._revision is not None and not self._is_on_hub:
             raise ValueError(
-                f"revision={self._revision!r} is for a dataset on the Hugging Face hub, and this "
-                "is none. Set data.revision to null."
+                f"revision={self._revision!r} is for a dataset on the Hugging Face hub, but this "
+                "one is not. Set data.revision to null."
             )
         if self._config is not None and (self._location is None or self._is_saved):
             raise ValueError(
                 f"config={self._config!r} is for a dataset on the Hugging Face hub or of files, "
-                "and this is none. Set data.config to null."
+                "but this one is neither. Set data.config to null."
             )
 
     @property
@@ -166,11 +166,11 @@ class HubText(SplitText):
         Raises:
             ValueError: If a split has none.
         """
-        parts = [self._dataset(split) for split in SPLITS if self.has_own(split)]
+        parts = [self._dataset(split) for split in SPLITS if self.is_separate(split)]
         known = [getattr(part, "_fingerprint", None) for part in parts]
         if None in known:
             raise ValueError(
-                "dataset has no fingerprint, as an IterableDataset has none: pass "
+                "dataset has no fingerprint, because it is an IterableDataset: pass "
                 "fingerprint='...', a name that you change whenever the text changes."
             )
         return "-".join(map(str, known))
@@ -202,7 +202,7 @@ class HubText(SplitText):
 
     # Documents
 
-    def has_own(self, split: Split) -> bool:
+    def is_separate(self, split: Split) -> bool:
         return self._splits[split] is not None
 
     def read(self, split: Split) -> Iterator[str]:
@@ -261,8 +261,8 @@ class HubText(SplitText):
         if self._location is not None and not self._is_saved:
             if self.train_tokens is not None and re.search(r"[\[+]", name):
                 raise ValueError(
-                    f"{split}_split={name!r} is not one whole split, and a dataset is streamed by "
-                    "whole splits. Set data.train_tokens to null, or name one."
+                    f"{split}_split={name!r} is not a whole split, but only whole splits can be "
+                    "streamed. Set data.train_tokens to null, or name one."
                 )
             with self._explained():
                 return datasets.load_dataset(
@@ -285,7 +285,7 @@ class HubText(SplitText):
             )
         if name not in parts:
             raise ValueError(
-                f"{split}_split={name!r} is no split of the dataset. Its splits: "
+                f"{split}_split={name!r} is not a split of the dataset. Its splits: "
                 f"{', '.join(map(repr, parts))}; slices are for files and the hub."
             )
         return parts[name]
@@ -303,8 +303,8 @@ class HubText(SplitText):
         except Exception as error:
             generation = datasets.exceptions.DatasetGenerationError
             cause = error.__cause__ if isinstance(error, generation) else error
-            said = " ".join(str(cause or error).split())[:_SAID]
-            reason = f"{type(cause or error).__name__}: {said}"
+            quoted = " ".join(str(cause or error).split())[:_QUOTED]
+            reason = f"{type(cause or error).__name__}: {quoted}"
             raise CorpusUnavailableError(
                 f"{type(self).__name__}: {self._location or 'the dataset'} cannot be read "
                 f"({reason.removesuffix('.')}). Check data.dataset, data.config and the names of "
@@ -340,9 +340,9 @@ def _resolve_name(dataset: str) -> str:
         return path
     if not _ON_HUB.fullmatch(dataset):
         raise ValueError(
-            f"dataset={dataset!r} is no folder here, and no name on the Hugging Face hub, such as "
-            "roneneldan/TinyStories. Set data.dataset to where the folder is now; LocalText reads "
-            "single files."
+            f"dataset={dataset!r} is neither a local folder nor a name on the Hugging Face hub, "
+            "such as roneneldan/TinyStories. Set data.dataset to where the folder is now; "
+            "LocalText reads single files."
         )
     return dataset
 

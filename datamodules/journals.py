@@ -13,7 +13,7 @@ from lightning_models.atomic_files import NO_ROOM
 
 @contextlib.contextmanager
 def only_writer(output: Path) -> Iterator[None]:
-    """Holds the lock of an output file.
+    """Locks an output file.
 
     Raises:
         ValueError: If another process has it.
@@ -55,6 +55,6 @@ def full_disk_named(folder: Path) -> Iterator[None]:
         if error.errno not in NO_ROOM or elsewhere:
             raise
         raise StoreError(
-            f"{folder} cannot be written ({error.strerror}). Make room there, or name a cache_dir "
+            f"{folder} cannot be written ({error.strerror}). Free some space, or name a cache_dir "
             "on another disk; finished parts are kept, and the same command continues from them."
         ) from error

@@ -2,9 +2,9 @@
 
 This module settles two questions that such a file leaves open (`special_tokens` settles a third):
 
-- Bytes of tokens. Only a plain byte-level vocabulary has tokens of a fixed size; otherwise the
+- Bytes per token: only a plain byte-level vocabulary has tokens of a fixed size; otherwise the
 library's offsets say which characters of the text each token covers.
-- Continuations. SentencePiece vocabularies put a space before a text ("dummy prefix"), which a text
+- Continuations: SentencePiece vocabularies put a space before a text ("dummy prefix"), which a text
 that continues another one must not get, and their decoders remove one.
 """
 
@@ -36,7 +36,7 @@ def special_tokens_of(name: str, path: Path) -> SpecialTokens:
     """Returns the special tokens of a tokenizer.json and the configs next to it.
 
     Raises:
-        ValueError: If it is not UTF-8, or as in `JsonTokenizer`.
+        ValueError: If it is not UTF-8, or `JsonTokenizer` rejects it.
     """
     folder = path.parent if path.name == "tokenizer.json" else None
     return find_special_tokens(name, _loaded(name, _read(name, path)), folder)
@@ -52,7 +52,7 @@ class JsonTokenizer(Tokenizer):
             stores of versions before special_tokens.json.
 
     Attributes:
-        is_legacy: Whether its special tokens are the choice of such versions.
+        is_legacy: Whether its special tokens are what those versions chose.
 
     Raises:
         ValueError: If the file is broken or has no known end-of-text token.
@@ -87,7 +87,7 @@ class JsonTokenizer(Tokenizer):
         """Reads a tokenizer.json and its configs; files with other names have no configs.
 
         Raises:
-            ValueError: If it is not UTF-8, or as in `__init__`.
+            ValueError: If it is not UTF-8, or the constructor rejects it.
         """
         return cls(name, _read(name, path), special_tokens_of(name, path))
 
@@ -342,14 +342,14 @@ class JsonTokenizer(Tokenizer):
             return None
         plain = self._restored(_PLAIN)
         if _PLAIN not in plain:
-            return "cannot give back plain words"
+            return "cannot restore plain words"
         # A change to every text, e.g. a space before it, must not be attributed to each probe.
         changed = [
             what for what, text in _PROBES if self._restored(text) != plain.replace(_PLAIN, text, 1)
         ]
         if plain != _PLAIN or self._restored(f" {_PLAIN}") != f" {_PLAIN}":
             changed.insert(0, "leading spaces")
-        return f"cannot give back {', '.join(changed)}" if changed else None
+        return f"cannot restore {', '.join(changed)}" if changed else None
 
     def _restored(self, text: str) -> str:
         return self.decode(self.encode(text))
@@ -400,7 +400,7 @@ def _read(name: str, path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"tokenizer={name!r} is not UTF-8 text ({error.reason} at byte {error.start} of "
-            f"{path}), so it is no tokenizer.json. Name another file."
+            f"{path}), so it is not a tokenizer.json. Name another file."
         ) from error
 
 
@@ -490,7 +490,7 @@ def _piece_bytes(piece: str) -> int:
 
 
 def _parts(part: Any) -> Iterator[dict[str, Any]]:
-    """Yields every object with a ``"type"`` in a part of a tokenizer.json, nested ones included."""
+    """Yields every object with a ``"type"`` in a part of a tokenizer.json, at any depth."""
     if isinstance(part, dict):
         if "type" in part:
             yield part

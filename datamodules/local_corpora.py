@@ -32,10 +32,11 @@ FILE_KEYS: dict[Split, str] = {"train": "data_files", "val": "val_files", "test"
 
 
 class LocalText(TextDataModule):
-    """Your txt (one document a file, or cut by `separator`), jsonl or parquet files (one a row).
+    """Text from local files: txt, jsonl or parquet.
 
-    The txt and jsonl files may be compressed as .gz or .zst; a .json file may be one array. A file
-    with several names (links) is read once. Each split is either explicit (`val_files`,
+    A txt file is one document, or is cut by `separator`; each row of the others is a document. Txt
+    and jsonl files may be compressed as .gz or .zst, and a .json file may be one array. A file with
+    several names (links) is read once. Each split is either explicit (`val_files`,
     `test_files`) or a share of the documents of `data_files` (`val_fraction`, `test_fraction`). If
     documents are held out from a single txt file, it is cut into about 50 passages at ends of
     paragraphs, which are its documents.
@@ -43,16 +44,15 @@ class LocalText(TextDataModule):
     Args:
         data_files: Files to train on: one path or glob, or a list of them; ** matches folders at
             any depth. Null if only val_files or test_files are scored.
-        val_files: Files of the validation split; null holds out val_fraction of the documents of
+        val_files: Files of the validation split. Null holds out val_fraction of the documents of
             data_files.
-        test_files: Files of the test split; null holds out test_fraction of the documents of
+        test_files: Files of the test split. Null holds out test_fraction of the documents of
             data_files.
-        text_field: Field (jsonl) or column (parquet) that holds the text.
-        separator: Regular expression that cuts txt files into documents, e.g. three line ends;
-            null takes each file as one document, except for a single file that is cut into
-            passages.
-        format: Format of files whose suffix names none (Changes.old.gz): 'text', 'jsonl' or
-            'parquet'; null rejects them.
+        text_field: Field (jsonl) or column (parquet) with the text.
+        separator: Regular expression that cuts txt files into documents, e.g. three line ends. Null
+            reads each file as one document, except for a single file that is cut into passages.
+        format: Format of files with an unknown suffix (Changes.old.gz): 'text', 'jsonl' or
+            'parquet'. Null rejects them.
         **kwargs: See `TextDataModule`.
 
     Raises:
@@ -219,7 +219,7 @@ def files_of_splits(
             if other != FILE_KEYS[split]:
                 raise ValueError(
                     f"{path} is in {other} and in {FILE_KEYS[split]}: training text cannot be held "
-                    "out. Remove one."
+                    "out. Remove it from one of them."
                 )
     if patterns["train"] is not None and not files["train"]:
         raise ValueError("data_files is empty. Name at least one file.")
@@ -256,8 +256,8 @@ class PythonDocs(TextDataModule):
 
     Each document is a topic of ``pydoc_data.topics`` (as ``help("assert")`` shows) or all
     docstrings of one module of the standard library, read from its source file and never imported.
-    Splits are by document. The text comes from the running interpreter, so another Python version
-    has another fingerprint.
+    Splits are by document. The text comes from the running interpreter, so a different Python
+    version has a different fingerprint.
 
     Args:
         min_docstring: Minimum length of a docstring, in characters; shorter ones are mostly

@@ -26,8 +26,8 @@ PART = 2**17
 TOGETHER = 8  # parts to encode at once, on all cores
 HUGE = 2**24  # characters of a part that takes gigabytes
 
-# Letters of widely used scripts. All are in Unicode since version 1.1, so every library knows them
-# as letters; pre-tokenizers treat each row alike.
+# Letters of widely used scripts. All have been in Unicode since version 1.1, so every library
+# treats them as letters; pre-tokenizers treat each row alike.
 LETTERS = (
     "A-Za-z",
     "\u00df-\u00f6\u00f8-\u00ff",
@@ -155,8 +155,8 @@ def parts_of(text: str, cuts: re.Pattern[str] | None, name: str) -> Iterator[tup
         if stop - start > HUGE:
             warnings.warn(
                 f"tokenizer={name!r} encodes {stop - start} characters of a document at once, "
-                "which may take gigabytes: no position is known at which a cut leaves the tokens "
-                "unchanged. Cut the document, e.g. with data.separator.",
+                "which may take gigabytes: no cut is known to leave the tokens unchanged. Cut the "
+                "document, e.g. with data.separator.",
                 stacklevel=2,
             )
         yield start, stop

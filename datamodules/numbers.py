@@ -2,18 +2,19 @@ r"""Parses numbers in generated text, whatever their spelling, for every grader.
 
 As in the graders of GSM8K and MATH, spelling does not change a number:
 
-- currency signs, a plus, a percent sign, outer spaces, a final period, Markdown's and LaTeX's signs
-  around it and decimals of zero change nothing: "$5.00", "5%" and ``\boxed{5}`` are 5;
+- currency signs, a plus, a percent sign, outer spaces, a final period, Markdown and LaTeX markup
+  around it, and trailing zeros after the decimal point are ignored: "$5.00", "5%" and ``\boxed{5}``
+  are 5;
 - thousands may be separated by commas, underscores, apostrophes, thin or no-break spaces, or
   LaTeX's ``{,}``: "1,234", "1_234";
-- minus signs and digits of all scripts, "1e3", and fractions are read: "1/2" is 0.5, "1 1/2" is
-1.5. Values are compared exactly, not as floats.
+- minus signs and digits of all scripts, "1e3", and fractions are parsed: "1/2" is 0.5, "1 1/2" is
+  1.5. Values are compared exactly, not as floats.
 
 Some spellings are ambiguous. "5%" is 5 and never 0.05, a comma or point before three digits follows
 English usage ("1.234" is below 2, "1,234" is above 1000), a plain space does not separate
 thousands, and a whole number before a fraction belongs to it. In running text, a minus after a
-word, a number or a bracket subtracts or joins, and a minus with a space after it is a sign only
-after "=". Units, number words, sums and powers are not read.
+word, a number or a bracket is a subtraction or a hyphen, and a minus followed by a space is a sign
+only after "=". Units, number words, sums and powers are not parsed.
 """
 
 import re
@@ -22,7 +23,7 @@ from fractions import Fraction
 
 _MINUS_SIGNS = "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"
 _CHARACTERS = str.maketrans({**dict.fromkeys(_MINUS_SIGNS, "-"), "\u066b": ".", "\u066c": ","})
-_LATEX_SIGNS = re.compile(r"\{(,)\}|\\([$%])|\\[,!;:()\[\]]")  # groups keep their sign
+_LATEX_SIGNS = re.compile(r"\{(,)\}|\\([$%])|\\[,!;:()\[\]]")  # the signs in groups are kept
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")
 _SMALL_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{([^{}]*)\}")
@@ -40,15 +41,15 @@ _IN_TEXT = re.compile(rf"(?:(?<![\w.)%])-|(?<==)-\ |(?<==\ )-\ )?(?:{_CURRENCY}\
 _WHOLE = re.compile(
     rf"[\s*`$]*((?:[-+]\s*)?(?:{_CURRENCY}\s?-?)?{_UNSIGNED})\s*(?:%|{_CURRENCY})*[\s.*`$]*"
 )
-_NOT_OF_THE_VALUE = re.compile(rf"{_SEPARATOR}|{_CURRENCY}")
+_IGNORED = re.compile(rf"{_SEPARATOR}|{_CURRENCY}")
 
 
 def read_number(text: str) -> str | None:
-    r"""Returns the number that a whole text, or the last ``\boxed{}`` in it, spells.
+    r"""Parses a text, or the last ``\boxed{}`` in it, as one number.
 
     Returns:
-        The value in canonical form, e.g. "-1200" for "-$1,200.00"; a fraction without a finite
-        decimal is in lowest terms, "1/3". None if the text is not one number.
+        The value in canonical form, e.g. "-1200" for "-$1,200.00", and a fraction in lowest terms,
+        e.g. "1/3", if it has no finite decimal. None if the text is not one number.
     """
     plain = _plain(text)
     boxes = _BOX.findall(plain)
@@ -80,21 +81,21 @@ def _plain(text: str) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    """Returns a fraction with a slash, and with a space after the whole number before it."""
+    """Returns a fraction with a slash, after a space if a whole number precedes it."""
     parts = [part for part in match.groups() if part is not None]
     ratio = "/".join(parts) or unicodedata.normalize("NFKD", match[0]).replace("\u2044", "/")
     return f" {ratio}" if match.string[match.start() - 1 : match.start()].isdigit() else ratio
 
 
 def _value(written: str) -> str:
-    """Returns the value of a match; dates and divisions by zero stay as written."""
-    text = _NOT_OF_THE_VALUE.sub("", written)
+    """Returns the value of a match; dates and divisions by zero stay unchanged."""
+    text = _IGNORED.sub("", written)
     start = next(index for index, character in enumerate(text) if character in ".0123456789")
     whole, _, ratio = text[start:].rpartition(" ")
     try:
-        above, below, *more = [*map(Fraction, ratio.split("/")), Fraction(1)]
-        value = Fraction(whole or 0) + above / below
-    except (ValueError, ZeroDivisionError):  # Python reads no number of over 4,300 digits
+        numerator, denominator, *more = [*map(Fraction, ratio.split("/")), Fraction(1)]
+        value = Fraction(whole or 0) + numerator / denominator
+    except (ValueError, ZeroDivisionError):  # Python parses at most 4,300 digits
         return text
     return text if more[1:] else _decimal(-value if "-" in text[:start] else value)
 

@@ -25,8 +25,8 @@ from lightning_models.atomic_files import whole_file
 T = TypeVar("T")
 
 # The document order of an epoch, shared by all processes of a machine, takes 12 bytes per document.
-# For a large split it is a memory-mapped file next to the shards, so that all ranks and loading
-# processes share one copy in the page cache. One of them writes it while the others wait for its
+# For a large split it is a memory-mapped file next to the shards, so that all ranks and data
+# workers share one copy in the page cache. One of them writes it while the others wait for its
 # lock.
 
 SHARED_FROM = 2**20  # documents; a smaller order (12 MB) is not worth a file
@@ -35,7 +35,7 @@ _PART = 2**22  # documents to process at once
 _SAMPLED = 64  # documents whose lengths are checked when a file is opened
 # Second halves of the Philox keys: one stream of random numbers for each purpose.
 _DRAWS, _ORDER, _SHUFFLE = 1, 2, 3
-_ENDS, _NUMBERS = np.dtype("<i8"), np.dtype("<u4")
+_ENDS, _INDEX = np.dtype("<i8"), np.dtype("<u4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class EpochOrder:
 
     Attributes:
         ends: End of each document in the concatenation, after its EOS; int64, ascending.
-        numbers: Index of each document in the split, uint32.
+        documents: Index of each document in the split, uint32.
     """
 
     ends: np.ndarray
-    numbers: np.ndarray
+    documents: np.ndarray
 
 
 def permutation(count: int, *, seed: int, epoch: int) -> np.ndarray:
@@ -60,11 +60,11 @@ def permutation(count: int, *, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(philox.random_raw(count), kind="stable")
 
 
-def draws(numbers: np.ndarray, *, seed: int) -> np.ndarray:
-    """Returns a random uint64 for each counter (B,), the first of the four in its Philox block."""
-    first, last = int(numbers.min()), int(numbers.max())
+def draws(counters: np.ndarray, *, seed: int) -> np.ndarray:
+    """Returns a random uint64 for each counter (B,), the first of four in its Philox block."""
+    first, last = int(counters.min()), int(counters.max())
     philox = np.random.Philox(key=[seed, _DRAWS], counter=[first, 0, 0, 0])
-    return philox.random_raw(4 * (last - first + 1))[::4][numbers - first]
+    return philox.random_raw(4 * (last - first + 1))[::4][counters - first]
 
 
 def epoch_order(stream: TokenStream, *, seed: int, epoch: int) -> EpochOrder:
@@ -79,17 +79,17 @@ def epoch_order(stream: TokenStream, *, seed: int, epoch: int) -> EpochOrder:
         epoch: Index of the epoch.
     """
     count = stream.num_documents
-    if count < SHARED_FROM or count > np.iinfo(_NUMBERS).max:
+    if count < SHARED_FROM or count > np.iinfo(_INDEX).max:
         return _in_memory(stream, seed, epoch)
     path = stream.split_file(f"order-{seed}-{epoch}")
 
     def write(file: BinaryIO) -> None:
-        """Writes all ends, then all numbers."""
-        numbers = permutation(count, seed=seed, epoch=epoch)
-        for ends in _ends(stream, numbers):
+        """Writes the ends of all documents, then their indices."""
+        documents = permutation(count, seed=seed, epoch=epoch)
+        for ends in _ends(stream, documents):
             file.write(ends.data)
         for first in range(0, count, _PART):
-            file.write(numbers[first : first + _PART].astype(_NUMBERS).data)
+            file.write(documents[first : first + _PART].astype(_INDEX).data)
         _remove_old(path)
 
     order = shared(
@@ -140,18 +140,18 @@ def shared(
 
 
 def _in_memory(stream: TokenStream, seed: int, epoch: int) -> EpochOrder:
-    numbers = permutation(stream.num_documents, seed=seed, epoch=epoch)
-    parts = list(_ends(stream, numbers))
+    documents = permutation(stream.num_documents, seed=seed, epoch=epoch)
+    parts = list(_ends(stream, documents))
     ends = np.concatenate(parts) if parts else np.empty(0, _ENDS)
-    small = numbers.astype(_NUMBERS) if len(numbers) <= np.iinfo(_NUMBERS).max else numbers
-    return EpochOrder(ends=ends, numbers=small)
+    small = documents.astype(_INDEX) if len(documents) <= np.iinfo(_INDEX).max else documents
+    return EpochOrder(ends=ends, documents=small)
 
 
-def _ends(stream: TokenStream, numbers: np.ndarray) -> Iterator[np.ndarray]:
+def _ends(stream: TokenStream, documents: np.ndarray) -> Iterator[np.ndarray]:
     """Yields, in parts, the ends of the documents when concatenated in that order."""
     base = 0
-    for first in range(0, len(numbers), _PART):
-        part = numbers[first : first + _PART]
+    for first in range(0, len(documents), _PART):
+        part = documents[first : first + _PART]
         ends = base + np.cumsum(stream.ends(part) - stream.starts(part), dtype=_ENDS)
         base = int(ends[-1])
         yield ends
@@ -161,20 +161,20 @@ def _opened(path: Path, stream: TokenStream) -> EpochOrder | None:
     """Returns the order in a file, or None if it is missing or does not match the split."""
     count = stream.num_documents
     try:
-        if path.stat().st_size != count * (_ENDS.itemsize + _NUMBERS.itemsize):
+        if path.stat().st_size != count * (_ENDS.itemsize + _INDEX.itemsize):
             return None
         ends = np.memmap(path, _ENDS, "r", shape=(count,))
-        numbers = np.memmap(path, _NUMBERS, "r", offset=ends.nbytes, shape=(count,))
+        documents = np.memmap(path, _INDEX, "r", offset=ends.nbytes, shape=(count,))
     except FileNotFoundError:
         return None
-    places = np.unique(np.linspace(0, count - 1, _SAMPLED, dtype=np.int64))
-    sample = numbers[places].astype(np.int64)
+    sampled = np.unique(np.linspace(0, count - 1, _SAMPLED, dtype=np.int64))
+    sample = documents[sampled].astype(np.int64)
     if ends[-1] != len(stream) or sample.max() >= count:
         return None
-    lengths = ends[places] - np.where(places > 0, ends[np.maximum(places - 1, 0)], 0)
+    lengths = ends[sampled] - np.where(sampled > 0, ends[np.maximum(sampled - 1, 0)], 0)
     if (lengths != stream.ends(sample) - stream.starts(sample)).any():
         return None
-    return EpochOrder(ends=ends, numbers=numbers)
+    return EpochOrder(ends=ends, documents=documents)
 
 
 def _remove_old(path: Path) -> None:
@@ -197,16 +197,16 @@ class RowOrder:
 
     Args:
         count: Number of examples.
-        order: 'packed' visits each example once an epoch, in a new order; 'random' draws with
+        order: 'packed' visits each example once per epoch, in a new order; 'random' draws with
             replacement; None visits them once in stored order (evaluation).
-        rows_per_batch: Rows of a batch over all ranks, or of a step; a training epoch has a
+        rows_per_batch: Number of rows per batch over all ranks, or per step. A training epoch has a
             multiple of it.
         seed: Non-negative seed.
         kept: Indices of the examples to evaluate, ascending; all by default.
 
     Attributes:
         batches: Number of batches per epoch over all ranks.
-        rows_per_batch: The argument.
+        rows_per_batch: Number of rows per batch over all ranks.
 
     Raises:
         ValueError: If training has fewer examples than one batch takes.
@@ -228,40 +228,40 @@ class RowOrder:
         if order is not None and not batches:
             raise ValueError(
                 f"batch_size, global_batch: one batch over all devices takes {rows_per_batch} "
-                f"examples, the train split has only {count}. Lower it, or use more examples."
+                f"examples, but the train split has only {count}. Lower it, or use more examples."
             )
         self.batches = batches
         self.rows_per_batch = rows_per_batch
         self._permutations: dict[int, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the cached permutations; loading processes compute them."""
+        """Omits the cached permutations, which data-loading workers recompute."""
         return {**vars(self), "_permutations": {}}
 
     def __len__(self) -> int:
-        """Returns the rows per epoch: all rows of its batches; in evaluation, one per example."""
+        """Returns the number of rows per epoch, in whole batches; one per example in evaluation."""
         return self._count if self._order is None else self.batches * self.rows_per_batch
 
     def examples(self, rows: np.ndarray) -> np.ndarray:
         """Returns the index of each row's example (B,), int64; -1 for padding rows."""
         if self._order is None:
-            which = rows if self._kept is None else self._kept[np.minimum(rows, self._count - 1)]
-            return np.where(rows < self._count, which, -1)
+            examples = rows if self._kept is None else self._kept[np.minimum(rows, self._count - 1)]
+            return np.where(rows < self._count, examples, -1)
         if self._order == "random":
             return (draws(rows, seed=self._seed) % np.uint64(self._count)).astype(np.int64)
-        epochs, places = np.divmod(rows, len(self))
+        epochs, offsets = np.divmod(rows, len(self))
         out = np.empty_like(rows)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            out[here] = self._permutation(int(epoch))[places[here]]
+            out[here] = self._permutation(int(epoch))[offsets[here]]
         return out
 
     def sequence_ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns a unique id for each row (B,); in evaluation, the example's index."""
         if self._kept is None:
             return rows
-        which = self.examples(rows)
-        return np.where(which < 0, rows + self._total - self._count, which)
+        examples = self.examples(rows)
+        return np.where(examples < 0, rows + self._total - self._count, examples)
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._permutations:
@@ -278,12 +278,12 @@ def in_order(
 ) -> Iterator[str]:
     """Yields the documents in an order that depends on their count.
 
-    They are buffered in a temporary file as large as the text; memory holds 8 bytes per document,
+    They are buffered in a temporary file as large as the text; memory holds 8 bytes per document
     and the order.
 
     Args:
         documents: Texts, read once.
-        order: Returns the order for a count of documents, a permutation (count,).
+        order: Returns a permutation (count,) for the number of documents.
         folder: Folder of the temporary file; it is created if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)

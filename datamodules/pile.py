@@ -52,7 +52,7 @@ _PILE_COPIES: dict[PileCopy, tuple[str, dict[Split, str], str]] = {
         "EleutherAI/the_pile_deduplicated",
         {"train": "*train*.parquet"},
         "the deduplicated Pile, without the names of the collections (meta.pile_set_name) and "
-        "without validation and test sets: shares of its documents replace them.",
+        "without validation and test sets: parts of it are held out instead.",
     ),
     "uncopyrighted": (
         "monology/pile-uncopyrighted",
@@ -64,8 +64,8 @@ _PILE_COPIES: dict[PileCopy, tuple[str, dict[Split, str], str]] = {
         "hyq718/uint16smallpile",
         {"train": "train/*.arrow|data-*.arrow"},
         "the part of the deduplicated Pile that PonderLM-2's authors train on, as their tokens: "
-        "rows of 2,048, joined here and cut at each EOS; shares of its documents validate and "
-        "test, and the authors validate on mit-han-lab/pile-val-backup.",
+        "rows of 2,048, joined here and cut at each EOS; validation and test documents are held "
+        "out from it, while the authors validate on mit-han-lab/pile-val-backup.",
     ),
 }
 """Repository, files of each split, and description, by `Pile`'s ``copy``."""
@@ -84,13 +84,13 @@ class Pile(HubCorpus):
         copy: Copy on the hub to read. With 'tokenized', data_files are tokens too: ``.arrow`` files
             with the column ``input_ids``, as `datasets` saves them, or ``.bin`` files of uint16
             ids; documents are delimited by EOS and may span rows.
-        pile_sets: Names of the collections to take, e.g. ``[Wikipedia (en), ArXiv]``; null takes
-            all. It requires files that name them.
+        pile_sets: Names of the collections to read, e.g. ``[Wikipedia (en), ArXiv]``. Null reads
+            all. The files must name them.
         tokenizer: See `TextCorpus`; with copy='tokenized' GPT-NeoX's, or a tokenizer.json of the
             tokens in data_files.
         val_fraction: Share of the documents held out for validation if there are no val_files; the
             Pile's published splits have about this size.
-        test_fraction: Share of the documents held out for the test if there are no test_files.
+        test_fraction: Share of the documents held out for testing if there are no test_files.
         **kwargs: See `HubCorpus`.
 
     Raises:
@@ -117,12 +117,12 @@ class Pile(HubCorpus):
         self._copy = copy
         if copy == "uncopyrighted" and self.is_local:
             raise ValueError(
-                "copy='uncopyrighted' is read from the hub, and data_files are read instead of it. "
+                "copy='uncopyrighted' is read from the hub, but data_files are read instead of it. "
                 "Set data.copy to deduplicated, its default, or data.data_files to null."
             )
         if self._is_tokens and self._spec.family in ("bytes", "tiktoken", "bpe"):
             raise ValueError(
-                f"tokenizer={tokenizer!r}: copy='tokenized' holds tokens of another tokenizer. Set "
+                f"tokenizer={tokenizer!r}: copy='tokenized' has tokens of another tokenizer. Set "
                 "data.tokenizer to EleutherAI/gpt-neox-20b, or to a tokenizer.json."
             )
         self._sets = None if pile_sets is None else frozenset(pile_sets)
@@ -164,8 +164,8 @@ class Pile(HubCorpus):
             return [f"The Pile is read from your files, {first.name}{others}."]
         name, _, what = _PILE_COPIES[self._copy]
         return [
-            f"The Pile is {name}, {what} Papers' results on the original Pile are not comparable; "
-            "pass its files as data_files for that.",
+            f"The Pile is {name}, {what} Results are not comparable to papers' on the original "
+            "Pile; for that, pass its files as data_files.",
         ]
 
     def check_file(self, path: Path) -> None:
@@ -214,8 +214,8 @@ class Pile(HubCorpus):
             name = meta.get("pile_set_name") if isinstance(meta, dict) else None
             if name is None:
                 raise ValueError(
-                    f"{where}: there is no meta.pile_set_name to select by. Set data.pile_sets to "
-                    "null, or use the Pile's original files."
+                    f"{where}: the row has no meta.pile_set_name to select by. Set data.pile_sets "
+                    "to null, or use the Pile's original files."
                 )
             if name in names:
                 yield text

@@ -5,7 +5,7 @@ written into ``<store>.partial``. Its folder ``parts`` has a record of each fini
 checksums, and the start of the next part. A killed preparation resumes with the parts without a
 record; then meta.json is written from the records alone, and the folder gets its final name.
 
-One command writes a store, under a file lock; others, also on machines that share the folder, wait
+One command writes a store, under a file lock; others, even on machines that share the folder, wait
 for it. The stored bytes do not depend on the number of processes, because encoded documents come
 back in order.
 """
@@ -137,10 +137,10 @@ def write_meta(
 
     Args:
         folder: Folder with the other files of the store.
-        description: Source and tokenizer, origin, notes.
+        description: Source, tokenizer, origin and notes.
         tokenizer: Tokenizer that encoded the text.
         splits: Counts and shards of each split.
-        checksums: Checksums of files that were summed during writing.
+        checksums: Checksums that were computed during writing, by file.
     """
     meta = {
         "format": FORMAT,
@@ -178,12 +178,12 @@ def prepare_store(
         description: Source and tokenizer, for meta.json.
         documents: Yields the documents of all splits from a given index on, in an order that never
             changes.
-        make_tokenizer: Called before `documents`, unless a killed preparation left a
-            tokenizer.json.
+        make_tokenizer: Makes the tokenizer; called before `documents`, unless a killed preparation
+            left a tokenizer.json.
         check: Called with the counts of each split before the store gets its name; may raise to
             reject it. The shards are kept.
         train_tokens: Maximum number of training tokens: reading stops before the first train
-            document that would exceed it. None takes all documents.
+            document that would exceed it. None means no limit.
         num_proc: See `encode_in_order`.
         pin: Pins the source of `documents`, e.g. to a commit, and returns the pins as JSON values
             for meta.json (``origin``). Gets the pins of a killed preparation, or None.
@@ -217,13 +217,15 @@ def prepare_store(
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Holds the lock of a store; logs before it waits for another process."""
+    """Locks a store, and logs before it waits for another process."""
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
         held = lock.acquire(timeout=0)
     except Timeout:
         # not rank_zero_info, which is silent on the first rank of a second machine
-        _LOG.info(f"Waiting for another process, here or elsewhere, that prepares {folder}")
+        _LOG.info(
+            f"Waiting for another process, on this or another machine, that prepares {folder}"
+        )
         held = lock.acquire()
     with held:
         yield
@@ -247,7 +249,7 @@ class _Partial:
     ) -> tuple[Mapping[str, Any], list[str]]:
         """Returns origin and notes of the text, from the unfinished store if it has them."""
         path = self._begun
-        remove_unfinished(self.folder)  # files of a killed preparation are no part of the store
+        remove_unfinished(self.folder)  # files of a killed preparation are not part of the store
         sizes = [encoding.PART_BYTES, encoding.CHUNK_DOCUMENTS, encoding.CHUNK_BYTES]
         limits = {"format": FORMAT, "limits": sizes}
         begun = _parsed(path)
@@ -263,13 +265,13 @@ class _Partial:
         return begun["origin"], begun["notes"]
 
     def _move_aside(self) -> None:
-        """Renames an unfinished store of another version or with other limits."""
+        """Renames an unfinished store of a different version or with different limits."""
         names = (self.folder.with_name(f"{self.folder.name}.old-{n}") for n in itertools.count(1))
         aside = next(name for name in names if not name.exists())
         self.folder.rename(aside)
         rank_zero_warn(
-            f"An unfinished preparation of another version, or with parts of another size, is now "
-            f"at {aside}; delete it if you do not need it. The corpus is prepared again."
+            "An unfinished preparation of a different version, or with parts of a different size, "
+            f"is now at {aside}; delete it if you do not need it. The corpus is prepared again."
         )
 
     def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
@@ -286,8 +288,8 @@ class _Partial:
         return _parsed(self._parts / f"{part:05d}.json")
 
     def _records(self) -> dict[int, dict[str, Any]]:
-        numbers = sorted(int(path.stem) for path in self._parts.glob("[0-9]*.json"))
-        records = {index: self._record(index) for index in numbers}
+        indices = sorted(int(path.stem) for path in self._parts.glob("[0-9]*.json"))
+        records = {index: self._record(index) for index in indices}
         return {index: record for index, record in records.items() if record is not None}
 
     def is_complete(self) -> bool:
@@ -362,8 +364,8 @@ class _Partial:
         tokens = sum(counts.tokens for counts in self.counts().values())
         if tokens:
             rank_zero_warn(
-                f"The {tokens} tokens that were written are kept in {self.folder}. Delete it if "
-                "you change the options of the corpus, or to start again."
+                f"The {tokens} tokens that were written are kept in {self.folder}. Delete it to "
+                "start again, or if you change the options of the corpus."
             )
             return
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -97,10 +97,10 @@ def read_documents(
     Args:
         path: File to read; its suffix names the format.
         text_field: Field (jsonl) or column (parquet) with the text.
-        separator: Regular expression that cuts a text file into documents. None takes the file as
+        separator: Regular expression that cuts a text file into documents. If None, the file is
             one document.
         lone_surrogates: See `read_rows`.
-        default_format: Format of a file whose suffix names none.
+        default_format: Format of a file with an unknown suffix.
 
     Raises:
         ValueError: If the file is not UTF-8, or a line, field or column is not as expected.
@@ -142,7 +142,7 @@ class Reading:
             self._empty.append(path)
 
     def finish(self) -> None:
-        """Logs the number of texts left out, and warns about files without text.
+        """Logs the number of omitted texts, and warns about files without text.
 
         Raises:
             ValueError: If no file has text.
@@ -150,13 +150,13 @@ class Reading:
         total = len(self._paths)
         if self._empty and len(self._empty) == total:
             if total == 1:
-                what = f"{self._paths[0]} is empty: it holds no text. Leave it out"
+                what = f"{self._paths[0]} is empty: it has no text. Leave it out"
             else:
-                what = f"All {total} files are empty: none holds text ({self._named()}). Check them"
+                what = f"All {total} files are empty: none has text ({self._named()}). Check them"
             raise ValueError(f"{what}, or fill it." if total == 1 else f"{what}.")
         if self._empty:
             rank_zero_warn(
-                f"{len(self._empty)} of {total} files hold no text and are skipped: {self._named()}"
+                f"{len(self._empty)} of {total} files have no text and are skipped: {self._named()}"
             )
         if self._blank:
             source = str(self._paths[0]) if total == 1 else f"{total} files"
@@ -174,7 +174,7 @@ class Reading:
 def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
     """Yields the non-blank documents of files in turn.
 
-    At the end it logs the number left out, and warns about files without any document.
+    At the end it logs the number of omitted texts, and warns about files without documents.
 
     Args:
         paths: Files, in reading order.
@@ -211,7 +211,7 @@ def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterat
     A match may look back up to 256 characters; match and look-ahead together may have up to 4096.
 
     Args:
-        read: Returns about the given number of characters, and "" at the end.
+        read: Returns about the given number of characters, or "" at the end.
         separator: Pattern between documents; empty matches do not cut.
     """
     text, start, at_end = "", 0, False  # the current document begins at text[start]
@@ -257,7 +257,7 @@ def read_rows(path: Path, *, lone_surrogates: bool = False) -> Iterator[tuple[st
 
     Args:
         path: File to read.
-        lone_surrogates: Whether text may hold half a surrogate pair, as published corpora do.
+        lone_surrogates: Whether text may contain half a surrogate pair, as in published corpora.
 
     Raises:
         ValueError: If a line or an item is not UTF-8 or not JSON, or its text is not UTF-8.
@@ -399,7 +399,7 @@ def check_utf8(value: Any, where: str) -> None:
                 value.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise ValueError(
-                    f"{where}: the text holds {value[error.start]!a}, half a surrogate pair "
+                    f"{where}: the text contains {value[error.start]!a}, half a surrogate pair "
                     "or a byte that is not UTF-8. Correct or remove it."
                 ) from error
 
@@ -416,14 +416,14 @@ def text_of(row: Any, field: str, where: str) -> str:
         )
     if field not in row:
         raise ValueError(
-            f"{where}: there is no field {field!r}, the fields are {', '.join(map(repr, row))}. "
+            f"{where}: no field {field!r}; the fields are {', '.join(map(repr, row))}. "
             "Set text_field to one of them."
         )
     if row[field] is None:
         return ""
     if not isinstance(row[field], str):
         raise ValueError(
-            f"{where}: the field {field!r} holds {type(row[field]).__name__}, not text. Set "
+            f"{where}: the field {field!r} is {type(row[field]).__name__}, not text. Set "
             "text_field."
         )
     return row[field]
@@ -444,8 +444,8 @@ def _parquet(path: Path) -> Iterator[Any]:
             yield file
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} is not a parquet file, or truncated ({first_line(error)}). Download or write "
-            "it again."
+            f"{path} is not a parquet file or is truncated ({first_line(error)}). Download or "
+            "write it again."
         ) from error
 
 
@@ -470,7 +470,7 @@ def read_column(path: Path, field: str) -> Iterator[str]:
         names = file.schema_arrow.names
         if field not in names:
             raise ValueError(
-                f"{path}: there is no column {field!r}, the columns are "
+                f"{path}: no column {field!r}; the columns are "
                 f"{', '.join(map(repr, names))}. Set text_field to one of them."
             )
         row = 0
@@ -516,14 +516,14 @@ def read_tokens(path: Path, column: str = "input_ids") -> Iterator[np.ndarray]:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
             if column not in batches.schema.names:
                 raise ValueError(
-                    f"{path}: there is no column {column!r}, the columns are "
+                    f"{path}: no column {column!r}; the columns are "
                     f"{', '.join(map(repr, batches.schema.names))}."
                 )
             for batch in batches:
                 yield batch.column(column).flatten().to_numpy(zero_copy_only=False)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path} is not an Arrow stream, or truncated ({first_line(error)}). Get it again."
+            f"{path} is not an Arrow stream or is truncated ({first_line(error)}). Get it again."
         ) from error
 
 
@@ -554,7 +554,7 @@ def read_prompts(path: Path) -> list[str]:
             text or text that is not UTF-8.
     """
     if not path.is_file():
-        raise ValueError(f"there is no prompts file {path}")
+        raise ValueError(f"the prompts file {path} does not exist")
     file_format = format_of(path, "text")
     if file_format == "text":
         prompts = [line for line in read_lines(path) if line.strip()]

@@ -25,7 +25,7 @@ Batch = dict[str, Any]
 
 
 class BatchSource(Protocol):
-    """Builds batches by index; must be picklable if workers are spawned."""
+    """Builds batches by index; it must be picklable if workers are spawned."""
 
     def __len__(self) -> int:
         """Returns the number of batches per rank and epoch."""
@@ -45,7 +45,7 @@ class CountedSource(BatchSource, Protocol):
 
 
 class Ranks(TypedDict):
-    """Rank of this process, and number of processes that share the batches."""
+    """Rank of this process and number of processes that share the batches."""
 
     rank: int
     world_size: int
@@ -65,8 +65,8 @@ class StepBatch:
     Attributes:
         size: Size of the step over all devices and micro-batches; for sentences, the maximum.
         micro: Size of a device's micro-batch; for sentences, the maximum.
-        accumulate: Micro-batches of a step.
-        devices: Processes that share the step.
+        accumulate: Number of micro-batches per step.
+        devices: Number of processes that share the step.
         unit: Unit of the sizes.
     """
 
@@ -88,8 +88,8 @@ def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
     """Divides the rows of a step among devices, in as few micro-batches as possible.
 
     Args:
-        rows: Rows of the step.
-        devices: Processes that share them equally.
+        rows: Number of rows per step.
+        devices: Number of processes that share them equally.
         most: Maximum rows per device and micro-batch; the largest divisor of its share up to this
             is used.
 
@@ -103,7 +103,7 @@ def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
         nearest = [*fewer[-1:], *more[:1]]
         raise ValueError(
             f"global_batch={rows} cannot be divided among {devices} devices (trainer.devices x "
-            f"trainer.num_nodes). Take {' or '.join(map(str, nearest))} devices, or another "
+            f"trainer.num_nodes). Use {' or '.join(map(str, nearest))} devices, or a different "
             "global_batch."
         )
     micro = next(n for n in range(min(most, share), 0, -1) if share % n == 0)
@@ -124,8 +124,8 @@ class RowSource:
     Args:
         batch_size: B, rows per rank and micro-batch.
         accumulate: Micro-batches per step; epochs have a whole number of steps.
-        rank: This process among `world_size`.
-        world_size: Processes that share the rows.
+        rank: Rank of this process.
+        world_size: Number of processes that share the rows.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class RowSource:
         self._rows_per_batch = batch_size * world_size  # over all ranks
         self._rows_per_step = self._rows_per_batch * accumulate
 
-    def _numbers(self, n: int) -> np.ndarray:
+    def _indices(self, n: int) -> np.ndarray:
         """Returns the indices of this rank's rows in batch `n`, int64 (B,)."""
         first = n * self._rows_per_batch + self._rank * self._batch_size
         return np.arange(first, first + self._batch_size)
 
-    def _all_numbers(self, n: int) -> np.ndarray:
+    def _all_indices(self, n: int) -> np.ndarray:
         """Returns the indices of all ranks' rows in batch `n`, int64."""
         return np.arange(n * self._rows_per_batch, (n + 1) * self._rows_per_batch)
 
@@ -148,8 +148,8 @@ class RowSource:
 class TrainingSource:
     """A source that adds ``step_normalisers`` to batches: counts over the whole optimiser step.
 
-    A run that resumes with another accumulation may start in the middle of a group of batches: its
-    first step, from batch `first` on, then has fewer micro-batches.
+    A run that resumes with a different accumulation may start in the middle of a group of batches.
+    Its first step, from batch `first` on, then has fewer micro-batches.
 
     Args:
         source: Source of the batches and their counts over all ranks.
@@ -206,8 +206,8 @@ def accumulation_group(n: int, epoch_batches: int, accumulate: int) -> range:
     return range(first, min(first + accumulate, epoch_start + epoch_batches))
 
 
-class _ByNumber(Dataset[Batch]):
-    """A source as a map-style dataset of whole batches, for loading workers."""
+class _ByIndex(Dataset[Batch]):
+    """A source as a map-style dataset of whole batches, for data-loading workers."""
 
     def __init__(self, source: BatchSource) -> None:
         self._source = source
@@ -217,12 +217,12 @@ class _ByNumber(Dataset[Batch]):
 
 
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_IGNORES_ENDS = hasattr(signal, "sigwaitinfo")  # not on macOS: torch's own handling stays there
+_IGNORES_ENDS = hasattr(signal, "sigwaitinfo")  # not on macOS, where torch's handling stays
 
 
 @contextmanager
 def _ends_deferred() -> Iterator[None]:
-    """Blocks the signals of ``_ENDS``; workers started meanwhile inherit the mask."""
+    """Blocks the signals in ``_ENDS``; workers that start meanwhile inherit the mask."""
     if not _IGNORES_ENDS:
         yield
         return
@@ -234,7 +234,7 @@ def _ends_deferred() -> Iterator[None]:
 
 
 def _end_with_parent_only(parent: int, worker_id: int) -> None:
-    """Makes a worker ignore the signals of ``_ENDS``, except for a SIGTERM from its parent.
+    """Makes a worker ignore the signals in ``_ENDS``, except for a SIGTERM from its parent.
 
     Schedulers, ``timeout`` and terminals signal all processes of a run at once, but training needs
     its workers until the checkpoint. torch stops workers by SIGTERM if joining them fails; once the
@@ -254,7 +254,7 @@ def _await_parent(parent: int) -> None:
 
 
 class BatchLoader:
-    """Iterates over the batches of an epoch, from the current batch of training on.
+    """Iterates over the batches of an epoch, starting at training's current batch.
 
     Args:
         source: Source of the batches.
@@ -299,11 +299,11 @@ class BatchLoader:
     def _position(self) -> int:
         return self._next if self._start is None else self._start()
 
-    def _torch_loader(self, numbers: range) -> DataLoader[Batch]:
+    def _torch_loader(self, indices: range) -> DataLoader[Batch]:
         return DataLoader(
-            _ByNumber(self.source),
+            _ByIndex(self.source),
             batch_size=None,
-            sampler=numbers,
+            sampler=indices,
             collate_fn=unchanged,
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
@@ -328,8 +328,8 @@ class BatchLoader:
 class DealtPrompts(RowSource, ABC):
     """Batches of prompts, with the list of texts in ``prompt``; row n is prompt n of the file.
 
-    Rows beyond the last prompt are omitted, but every rank has equally many batches, so the last
-    batch may repeat a prompt.
+    Rows beyond the last prompt are omitted, but every rank has the same number of batches, so the
+    last batch may repeat a prompt.
 
     Args:
         prompts: Texts of the prompts.
@@ -347,11 +347,11 @@ class DealtPrompts(RowSource, ABC):
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank."""
         last = len(self._prompts) - 1
-        numbers = [i for i in self._numbers(n).tolist() if i <= last] or [last]
-        return {**self._built(numbers), "prompt": [self._prompts[i] for i in numbers]}
+        indices = [i for i in self._indices(n).tolist() if i <= last] or [last]
+        return {**self._built(indices), "prompt": [self._prompts[i] for i in indices]}
 
     @abstractmethod
-    def _built(self, numbers: list[int]) -> Batch:
+    def _built(self, indices: list[int]) -> Batch:
         """Returns the batch of the prompts with the given indices."""
 
 

@@ -1,4 +1,4 @@
-"""The special tokens of published tokenizer.json files: BOS and EOS.
+"""The special tokens BOS and EOS of published tokenizer.json files.
 
 Texts begin with BOS if the file's post-processor adds one, whatever add_bos_token in
 tokenizer_config.json says: transformers reads it only without a tokenizer.json. EOS comes from
@@ -23,7 +23,7 @@ SPECIAL_TOKENS_FILE = "special_tokens.json"
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens of a tokenizer.json by their text.
+    """The special tokens of a tokenizer.json, as text.
 
     Attributes:
         bos: Token that begins every text, or None if there is none.
@@ -38,7 +38,7 @@ class SpecialTokens:
         """Rebuilds the tokens from `state`.
 
         Raises:
-            ValueError: If it has no EOS, or its values have other types.
+            ValueError: If it has no EOS, or a value has the wrong type.
         """
         bos, eos = state["bos"], state["eos"]
         texts = isinstance(eos, list | tuple) and all(isinstance(text, str) for text in eos)
@@ -60,7 +60,7 @@ class SpecialTokens:
 
 
 def legacy_special_tokens(vocab: Mapping[str, int]) -> SpecialTokens | None:
-    """Returns the choice of versions before special_tokens.json, based on names alone."""
+    """Returns the tokens that versions before special_tokens.json chose, by name alone."""
     eos = next((text for text in _EOS_CANDIDATES if text in vocab), None)
     return None if eos is None else SpecialTokens(None, (eos,))
 
@@ -71,7 +71,7 @@ def find_special_tokens(name: str, inner: Any, folder: Path | None = None) -> Sp
     Args:
         name: The tokenizer's name, for messages.
         inner: The ``tokenizers.Tokenizer`` of the file, without padding and truncation.
-        folder: Folder that may have the model's `CONFIGS`. By default only names count.
+        folder: Folder that may have the model's `CONFIGS`. By default only names are used.
 
     Raises:
         ValueError: If neither a config nor a well-known name gives an end-of-text token, texts

@@ -13,12 +13,12 @@ A store is a folder::
         train-00000.sizes      only for tokenizers whose ids have no fixed number of bytes:
                                uint32, the UTF-8 bytes of text that each token covers
         val-00000.tokens ...
-        train-order-0-3        only for many documents: their order for seed 0 in epoch 3, made on
-                               demand and safe to delete
+        train-order-0-3        only for many documents: their order for seed 0 in epoch 3, written
+                               on demand and safe to delete
         train-sentences        only for a large marked split: the ends of its sentences, likewise
 
 A split may have any number of complete shards, which readers see as one stream. `prepare` writes
-the folder under another name and renames it when it is complete, under a file lock, so that an
+the folder under a temporary name and renames it when it is complete, under a file lock, so that an
 interrupted store never looks finished.
 
 Opening a store of up to 1 GiB compares every block with its checksum; a larger one is compared once
@@ -58,7 +58,7 @@ SIZE = np.dtype("<u4")  # bytes of a token
 
 
 class StoreError(ValueError):
-    """Raised if a text store is missing, incomplete or of another format."""
+    """Raised if a text store is missing, incomplete or in a different format."""
 
 
 def damaged(folder: Path, what: str) -> StoreError:
@@ -115,7 +115,7 @@ class BlockChecksums:
         self._filled = BLOCK_BYTES  # bytes in the last block
 
     def add(self, data: bytes | memoryview) -> None:
-        """Continues with the next bytes of the file."""
+        """Adds the next bytes of the file."""
         rest = memoryview(data)
         while len(rest):
             if self._filled == BLOCK_BYTES:
@@ -136,7 +136,8 @@ def all_checksums(folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         folder: Folder with all files of the store but meta.json.
-        known: Hex digits of the files that were summed during writing; other files are read.
+        known: Hex digits of files whose checksums were computed during writing; other files are
+            read.
     """
     sums = dict(known)
     for path in folder.iterdir():
@@ -157,13 +158,13 @@ class Store:
         folder: Folder that `prepare_store` wrote.
 
     Attributes:
-        folder: The argument.
+        folder: Folder of the store.
         meta: Content of meta.json.
         is_verified: Whether the whole store was compared with its checksums.
 
     Raises:
-        StoreError: If there is none, it has another format, its files do not match meta.json, or a
-            block of a store of up to 1 GiB is damaged.
+        StoreError: If it is missing or in a different format, its files do not match meta.json, or
+            a block of a store of up to 1 GiB is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -184,18 +185,18 @@ class Store:
     def _read_meta(self) -> dict[str, Any]:
         if not self.folder.is_dir():
             raise StoreError(
-                f"There is no text store at {self.folder}. Run prepare_data() first; several "
-                "machines each need one, or a shared cache_dir."
+                f"There is no text store at {self.folder}. Run prepare_data() first; each of "
+                "several machines needs one, or a shared cache_dir."
             )
         try:
             meta = parse_json((self.folder / "meta.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise damaged(self.folder, f"meta.json cannot be read ({error})") from error
         if not isinstance(meta, dict):
-            raise damaged(self.folder, f"meta.json holds {reprlib.repr(meta)}, not an object")
+            raise damaged(self.folder, f"meta.json is {reprlib.repr(meta)}, not an object")
         if meta.get("format") != FORMAT:
             actual = reprlib.repr(meta.get("format"))
-            raise damaged(self.folder, f"its format is {actual}, this version reads {FORMAT}")
+            raise damaged(self.folder, f"its format is {actual}, but this version reads {FORMAT}")
         return meta
 
     def _files(self) -> Iterator[tuple[str, int, np.dtype]]:
@@ -244,7 +245,9 @@ class Store:
         path = self.folder / name
         actual = path.stat().st_size if path.is_file() else 0
         if actual != size:
-            raise damaged(self.folder, f"{name} has {actual} bytes, but meta.json names {size}")
+            raise damaged(
+                self.folder, f"{name} has {actual} bytes instead of {size} as in meta.json"
+            )
 
     @property
     def has_checksums(self) -> bool:
@@ -342,7 +345,7 @@ class Store:
             special = tokenizer.by_names
         if special is not None and special != tokenizer.special:
             raise self._outdated(
-                name, f"special tokens are {tokenizer.special}, today's are {special}"
+                name, f"special tokens are {tokenizer.special}, but now they are {special}"
             )
         return tokenizer
 
@@ -355,7 +358,7 @@ class Store:
         """
         lacks = None
         if tokenizer.text_bos_id != self.meta.get("bos_id"):
-            lacks = "documents do not begin with the token that this tokenizer begins texts with"
+            lacks = "documents do not begin with the BOS of this tokenizer"
         elif not (tokenizer.exact_bytes or self.meta.get("sizes") or self._adds_up(tokenizer)):
             lacks = "bytes per token were not stored, so bits per byte would be wrong"
         if lacks is not None:
@@ -415,7 +418,7 @@ def expect(part: Mapping[str, Any], key: str, cls: type) -> Any:
     """Returns a value in a part of meta.json after checking its type.
 
     Raises:
-        ValueError: If it is missing or has another type.
+        ValueError: If it is missing or has the wrong type.
     """
     value = part.get(key)
     if not isinstance(value, cls) or (cls is int and isinstance(value, bool)):
@@ -427,7 +430,7 @@ def whole_number(part: Mapping[str, Any], key: str, least: int = 0) -> int:
     """Returns an integer in a part of meta.json after checking its range.
 
     Raises:
-        ValueError: If it is no integer, below `least`, or larger than any file.
+        ValueError: If it is not an integer, is below `least`, or is larger than any file.
     """
     value = int(expect(part, key, int))
     if not least <= value < 2**48:
@@ -459,7 +462,7 @@ class TokenStream:
         shards: Paths without suffix, in order.
         dtype: Type of the stored tokens.
         vocab_size: V.
-        token_bytes: UTF-8 bytes of each id, (V,) int64. By default the shards have files of sizes.
+        token_bytes: UTF-8 bytes of each id, (V,) int64. Defaults to the shards' files of sizes.
     """
 
     def __init__(
@@ -520,8 +523,8 @@ class TokenStream:
 
     def starts(self, documents: np.ndarray) -> np.ndarray:
         """Returns the starts of documents (indices of any shape) in the stream, int64."""
-        numbers = np.asarray(documents, dtype=np.int64)
-        return np.where(numbers > 0, self.ends(np.maximum(numbers - 1, 0)), 0)
+        indices = np.asarray(documents, dtype=np.int64)
+        return np.where(indices > 0, self.ends(np.maximum(indices - 1, 0)), 0)
 
     def split_file(self, name: str) -> Path:
         """Returns the path of a file of this split in the store: ``<split>-<name>``."""

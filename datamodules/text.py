@@ -12,13 +12,13 @@ Three orders define row n:
 
 | order | rows | use |
 |---|---|---|
-| `RandomWindows` | from any position, no masking | training (Thoughtbubbles) |
+| `RandomWindows` | from random positions, no masking | training (Thoughtbubbles) |
 | `PackedWindows` | documents in a new order each epoch, cut into consecutive rows | training |
 | `EvaluationWindows` | the stream cut from its beginning, the last row padded | evaluation |
 
 `WindowSource` groups rows into the batches of one rank. All randomness is counter-based (Philox),
-keyed by seed and row index or epoch. It has no state, so any batch can be built without the batches
-before it.
+keyed by seed and row index or epoch. It has no state, so any batch can be built without the
+previous ones.
 """
 
 from abc import ABC, abstractmethod
@@ -63,18 +63,18 @@ class WindowOrder(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Returns the rows per epoch."""
+        """Returns the number of rows per epoch."""
 
     @abstractmethod
-    def positions(self, numbers: np.ndarray) -> np.ndarray:
+    def positions(self, indices: np.ndarray) -> np.ndarray:
         """Returns the stream positions of rows, (B, T+1) int64.
 
         -1 is the EOS before the stream, -2 padding. Row indices (B,) continue over epochs.
         """
 
-    def rows(self, numbers: np.ndarray) -> np.ndarray:
+    def rows(self, indices: np.ndarray) -> np.ndarray:
         """Returns rows (B, T+1) int64, tokens or -100; indices (B,) continue over epochs."""
-        return self.cut(self.positions(numbers))
+        return self.cut(self.positions(indices))
 
     def cut(self, positions: np.ndarray) -> np.ndarray:
         """Returns the tokens at `positions`, -100 for padding."""
@@ -102,7 +102,7 @@ def _full_windows(stream: TokenStream, block_size: int) -> int:
     if len(stream) < block_size:
         raise ValueError(
             f"block_size={block_size} is longer than the split's {len(stream)} tokens. Lower "
-            "block_size, or give the split more text."
+            "block_size, or use more text."
         )
     return len(stream) // block_size
 
@@ -129,8 +129,8 @@ class RandomWindows(WindowOrder):
         """Returns N // T, the number of rows that `PackedWindows` has before grouping."""
         return self._rows
 
-    def positions(self, numbers: np.ndarray) -> np.ndarray:
-        starts = draws(numbers, seed=self._seed) % np.uint64(
+    def positions(self, indices: np.ndarray) -> np.ndarray:
+        starts = draws(indices, seed=self._seed) % np.uint64(
             len(self._stream) - self.block_size + 1
         )
         return starts.astype(np.int64)[:, None] - 1 + np.arange(self.block_size + 1)
@@ -139,16 +139,16 @@ class RandomWindows(WindowOrder):
 class PackedWindows(WindowOrder):
     """Documents in a new order each epoch, joined, and cut into consecutive rows of T targets.
 
-    Each token is a target at most once per epoch. The last tokens that do not fill a row, and the
-    last rows that do not fill a batch over all ranks, are left out in that epoch.
+    Each token is a target at most once per epoch. The last tokens that do not fill a row and the
+    last rows that do not fill a batch over all ranks are dropped in that epoch.
 
     Args:
         stream: Tokens of the split, N of them.
         block_size: T.
         eos_id: Token before the stream.
         seed: Non-negative seed; the order of an epoch is a pure function of (seed, epoch).
-        rows_per_batch: Rows of a batch over all ranks, or of a step; an epoch uses a multiple of
-            it.
+        rows_per_batch: Number of rows per batch over all ranks, or per step. An epoch has a
+            multiple of it.
 
     Raises:
         ValueError: If the stream has fewer than T tokens, or fewer rows than one batch takes.
@@ -170,17 +170,17 @@ class PackedWindows(WindowOrder):
         self._orders: dict[int, EpochOrder] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the cached orders; loading processes open them again."""
+        """Omits the cached orders, which data-loading workers open again."""
         return {**vars(self), "_orders": {}}
 
     def __len__(self) -> int:
         """Returns the number of rows per epoch."""
         return self._rows
 
-    def positions(self, numbers: np.ndarray) -> np.ndarray:
+    def positions(self, indices: np.ndarray) -> np.ndarray:
         """Returns the positions of rows, (B, T+1); row n is row n % len of epoch n // len."""
-        epochs, indices = np.divmod(numbers, self._rows)
-        out = np.empty((len(numbers), self.block_size + 1), dtype=np.int64)
+        epochs, indices = np.divmod(indices, self._rows)
+        out = np.empty((len(indices), self.block_size + 1), dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             out[here] = self._cut_epoch(int(epoch), indices[here] * self.block_size - 1)
@@ -202,7 +202,7 @@ class PackedWindows(WindowOrder):
         since = np.concatenate([[0], until[:-1]])
         since[begins] = starts
         # Offset from the order's coordinates to the stored stream, constant per document.
-        shifts = np.repeat(self._stream.ends(order.numbers[index]) - ends, until - since)
+        shifts = np.repeat(self._stream.ends(order.documents[index]) - ends, until - since)
         positions = starts[:, None] + np.arange(self.block_size + 1)
         shifted = positions + shifts.reshape(positions.shape)  # (B, T+1)
         return np.where(positions < 0, -1, shifted)
@@ -247,24 +247,24 @@ class EvaluationWindows(WindowOrder):
         targets = size - 1 - self._first
         return (size > 0) + -(-max(0, targets - self.block_size) // self._stride)
 
-    def positions(self, numbers: np.ndarray) -> np.ndarray:
+    def positions(self, indices: np.ndarray) -> np.ndarray:
         """Returns the positions of rows, (B, T+1), padded after the stream and in extra rows."""
-        starts = numbers[:, None] * self._stride + self._first
+        starts = indices[:, None] * self._stride + self._first
         positions = starts + np.arange(self.block_size + 1)
-        outside = (positions >= len(self._stream)) | (numbers[:, None] >= len(self))
+        outside = (positions >= len(self._stream)) | (indices[:, None] >= len(self))
         return np.where(outside, NOWHERE, positions)
 
 
 def as_batch(
     rows: np.ndarray,
     sizes: np.ndarray,
-    numbers: np.ndarray,
+    indices: np.ndarray,
     *,
     eos_id: int,
     context: int = 0,
     bos_id: int | None = None,
 ) -> Batch:
-    """Returns the batch dict of rows (B, T+1) with indices `numbers` (B,).
+    """Returns the batch dict of rows (B, T+1).
 
     The first ``context`` targets of every row but row 0 are not predicted, and ``bos_id`` never is,
     because the beginning of a text is given.
@@ -276,22 +276,22 @@ def as_batch(
     Args:
         rows: Tokens, or -100.
         sizes: UTF-8 bytes of each token of the rows, (B, T+1) int64.
-        numbers: Indices of the rows.
+        indices: Indices of the rows (B,).
         eos_id: Token at padded inputs.
-        context: Number of targets at the beginning of rows that are only read.
+        context: Number of targets at the beginning of each row that are only context.
         bos_id: BOS of the documents, or None if they have none.
     """
     padded = torch.from_numpy(rows)
     inputs, targets = padded[:, :-1], padded[:, 1:].clone()
     mask = inputs != IGNORE
-    targets[numbers > 0, :context] = IGNORE
+    targets[indices > 0, :context] = IGNORE
     if bos_id is not None:
         targets[targets == bos_id] = IGNORE
     return {
         "tokens": torch.where(mask, inputs, eos_id),
         "targets": targets,
         "mask": mask,
-        "sequence_id": torch.from_numpy(numbers),
+        "sequence_id": torch.from_numpy(indices),
         "num_bytes": target_bytes(targets, sizes[:, 1:]),
     }
 
@@ -313,9 +313,9 @@ class WindowSource(RowSource):
     Args:
         order: Windows by index.
         eos_id: Token at padded inputs.
-        drop_last: Whether to leave out rows that do not fill a batch over all ranks (training).
+        drop_last: Whether to drop the last rows that do not fill a batch over all ranks (training).
             Evaluation keeps them and pads the last batches with rows without targets, so that every
-            rank has equally many batches.
+            rank has the same number of batches.
         special_ids: Ids of tokens that are not lexical; see `batch`.
         context: Number of targets at the beginning of every row but row 0 that are not predicted.
         bos_id: BOS of documents, if they have one. Evaluation does not predict it; training does,
@@ -355,15 +355,15 @@ class WindowSource(RowSource):
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `as_batch`.
 
-        With `special_ids` it also has ``lexical`` (B, T) bool, whether the target is none of them.
+        With `special_ids` it also has ``lexical`` (B, T) bool, true where a target is not special.
         """
-        numbers = self._numbers(n)
-        positions = self._order.positions(numbers)
+        indices = self._indices(n)
+        positions = self._order.positions(indices)
         rows = self._order.cut(positions)
         batch = as_batch(
             rows,
             self._order.bytes_at(positions, rows),
-            numbers,
+            indices,
             eos_id=self._eos_id,
             context=self._context,
             bos_id=self._bos_id,
@@ -375,7 +375,7 @@ class WindowSource(RowSource):
 
     def target_sizes(self, n: int) -> Tensor:
         """Returns the UTF-8 bytes of each target of batch `n`, (B, T) int64."""
-        positions = self._order.positions(self._numbers(n))
+        positions = self._order.positions(self._indices(n))
         rows = self._order.cut(positions)
         return torch.from_numpy(self._order.bytes_at(positions, rows)[:, 1:])
 
@@ -391,13 +391,13 @@ def num_batches(rows: int, rows_per_batch: int, *, drop_last: bool) -> int:
     if rows < rows_per_batch:
         raise ValueError(
             f"batch_size, global_batch: one batch over all devices takes {rows_per_batch} windows, "
-            f"the train split has only {rows}. Lower it or block_size, or use more text."
+            f"but the train split has only {rows}. Lower it or block_size, or use more text."
         )
     return rows // rows_per_batch
 
 
 class PromptSource(DealtPrompts):
-    """Batches of prompts in the form in which a model continues them.
+    """Batches of prompts for a model to continue.
 
     Each prompt follows `Tokenizer.start_id`, so that its first token is scored too. Batches have
     the keys of `as_batch` and the width of their longest prompt.
@@ -421,19 +421,19 @@ class PromptSource(DealtPrompts):
         for index, (ids, _) in enumerate(self._encoded):
             if len(ids) - 1 > block_size:
                 raise ValueError(
-                    f"prompt {index + 1} has {len(ids) - 1} tokens, the model reads block_size="
-                    f"{block_size}. Shorten it."
+                    f"prompt {index + 1} has {len(ids) - 1} tokens, but the model reads at most "
+                    f"block_size={block_size}. Shorten it."
                 )
 
-    def _built(self, numbers: list[int]) -> Batch:
-        encoded = [self._encoded[index] for index in numbers]
+    def _built(self, indices: list[int]) -> Batch:
+        encoded = [self._encoded[index] for index in indices]
         width = max(2, *(len(ids) for ids, _ in encoded))
         rows = np.full((len(encoded), width), IGNORE, dtype=np.int64)
         sizes = np.zeros_like(rows)
         for row, counts, (ids, covered) in zip(rows, sizes, encoded, strict=True):
             row[: len(ids)] = ids
             counts[: len(ids)] = covered
-        return as_batch(rows, sizes, np.array(numbers), eos_id=self._tokenizer.eos_id)
+        return as_batch(rows, sizes, np.array(indices), eos_id=self._tokenizer.eos_id)
 
 
 # The data module
@@ -454,9 +454,9 @@ class TextDataModule(LanguageDataModule):
         report: Targets that loss and perplexity cover in evaluation: 'all', or only 'lexical' ones,
             without the tokens that end documents (and sentences, if they are marked). Bits per byte
             cover all.
-        eval_stride: S, number of targets that a window adds in evaluation: windows start S tokens
-            apart, and each target is scored after at least T - S tokens, at T / S times the
-            compute. Null takes T, windows without overlap.
+        eval_stride: S, the number of targets that each window adds in evaluation: windows start S
+            tokens apart, and each target is scored after at least T - S tokens, at T / S times the
+            compute. Null uses T, without overlap.
         **kwargs: See `LanguageDataModule` and `TextCorpus`.
 
     Raises:

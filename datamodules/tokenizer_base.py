@@ -17,7 +17,7 @@ Row = tuple[np.ndarray, ...]  # ids of one text, and further values per id
 
 
 class TokenizerUnavailableError(ValueError):
-    """Raised if a tokenizer cannot be fetched; the message says what to pass or set instead."""
+    """Raised if a tokenizer cannot be fetched; the message names an alternative."""
 
 
 def first_line(error: BaseException) -> str:
@@ -85,7 +85,7 @@ class Tokenizer(ABC):
 
     @property
     def text_changes(self) -> str | None:
-        """Losses of encoding and decoding, as a predicate; None if it is lossless."""
+        """Losses of encoding and decoding, as a predicate, or None if it is lossless."""
         return None
 
     def prompt_ids(self, text: str) -> list[int]:
@@ -98,7 +98,7 @@ class Tokenizer(ABC):
         return np.append(self.start_id, ids), np.append(0, sizes)
 
     def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
-        """Returns `prompt_ids` of the text that the given sentences concatenate to."""
+        """Returns `prompt_ids` of the concatenation of the given sentences."""
         return self.prompt_ids("".join(sentences))
 
     @abstractmethod
@@ -106,7 +106,7 @@ class Tokenizer(ABC):
         """Returns the UTF-8 bytes of each id, V entries."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text, in parallel if the library can."""
+        """Returns the ids of each text, in parallel if the library supports it."""
         return [self.encode(text) for text in texts]
 
     def use_one_core(self) -> None:
@@ -180,7 +180,7 @@ class Tokenizer(ABC):
         spans = long_texts.parts_of(text, self.sure_cuts, self.name)
         start, stop = next(spans)
         (first,) = begin([text[start:stop]])
-        # Ids use the smallest type, and nothing is held twice.
+        # Ids use the smallest type, and nothing is kept twice.
         types = [np.min_scalar_type(self.vocab_size - 1), *[np.dtype(np.int32)] * (len(first) - 1)]
         columns = [bytearray(a.astype(t).tobytes()) for a, t in zip(first, types, strict=True)]
         while group := list(islice(spans, long_texts.TOGETHER)):

@@ -5,7 +5,7 @@
 | ``bytes`` | 256 byte values and EOS; needs no files |
 | ``gpt2``, ``cl100k_base``, ... | a tiktoken encoding |
 | ``path/tokenizer.json`` | a file of the ``tokenizers`` library, with the configs next to it |
-| ``path/of/a/folder`` | its folder, such as a published or exported model |
+| ``path/of/a/folder`` | the folder of such a file, e.g. a published or exported model |
 | ``owner/name`` | the ``tokenizer.json`` of a repository on the Hugging Face hub |
 | ``bpe:1024`` | a byte-level BPE of exactly that many entries, trained on the corpus |
 
@@ -81,7 +81,7 @@ class TiktokenTokenizer(Tokenizer):
             raise TokenizerUnavailableError(
                 f"tokenizer={name!r}: tiktoken could not get the encoding's files "
                 f"({type(error).__name__}: {first_line(error)}). Set TIKTOKEN_CACHE_DIR to the "
-                "absolute path of a folder that holds them, or pass the path of a local "
+                "absolute path of a folder that has them, or pass the path of a local "
                 "tokenizer.json, 'bytes' or 'bpe:1024'."
             ) from error
         self.name = name
@@ -193,7 +193,7 @@ class TokenizerSpec:
     def identity(self) -> str:
         """Value for data fingerprints: the name or, for a local file, a hash of its content.
 
-        Special tokens are part of it if they differ from the choice of older versions.
+        Special tokens are part of it if they differ from what older versions chose.
         """
         if self.family != "file":
             return self.name
@@ -221,7 +221,7 @@ def parse_tokenizer(name: str) -> TokenizerSpec:
     if name.endswith(".json") and not path.is_dir():
         if not path.is_file():
             raise ValueError(
-                f"tokenizer={name!r}: there is no such file. Pass the path of a tokenizer.json."
+                f"tokenizer={name!r}: no such file. Pass the path of a tokenizer.json."
             )
         return TokenizerSpec("file", name, None)
     if path.is_dir():
@@ -252,8 +252,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     spec = parse_tokenizer(name)
     if spec.family == "bpe":
         raise ValueError(
-            f"tokenizer={name!r} is trained on a corpus: prepare a data module with it and take "
-            "its tokenizer."
+            f"tokenizer={name!r} is trained on a corpus: prepare a data module with it and use "
+            "the module's tokenizer."
         )
     if spec.family == "bytes":
         return BytesTokenizer()
@@ -294,8 +294,8 @@ def _download(name: str) -> Path:
     if unknown:
         rank_zero_warn(
             f"tokenizer={name!r}: the hub cannot be reached, and {', '.join(unknown)} of this "
-            "repository are not cached. They may name another EOS than the current choice; load "
-            "the tokenizer once with a network."
+            "repository are not cached. They may name a different EOS; load the tokenizer "
+            "once with a network."
         )
     return path
 
@@ -375,7 +375,7 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
             return SentenceTokenizer.from_state(state)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"tokenizer state of kind {family!r} is broken ({error}); take another checkpoint."
+            f"tokenizer state of kind {family!r} is broken ({error}); use another checkpoint."
         ) from error
     raise ValueError(
         f"tokenizer state has kind={family!r}; it must be bytes, tiktoken, json or sentences."
@@ -383,7 +383,7 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> Tokenizer:
 
 
 def with_other_special_tokens(state: Mapping[str, Any], used: Tokenizer) -> JsonTokenizer | None:
-    """Returns a saved tokenizer with the same file but another BOS or EOS, or None.
+    """Returns a saved tokenizer with the same file but a different BOS or EOS, or None.
 
     Args:
         state: `Tokenizer.state` of the saved tokenizer.
@@ -400,7 +400,7 @@ def with_other_special_tokens(state: Mapping[str, Any], used: Tokenizer) -> Json
 def refuse_other_special_tokens(
     state: Mapping[str, Any], used: Tokenizer, cache_dir: Path, option: str
 ) -> None:
-    """Raises if a tokenizer file is now used with another BOS or EOS than in the checkpoint.
+    """Raises if a tokenizer file is now used with a BOS or EOS other than the checkpoint's.
 
     Args:
         state: `Tokenizer.state` in the checkpoint.
@@ -417,8 +417,9 @@ def refuse_other_special_tokens(
     path = keep_tokenizer(saved, cache_dir.absolute())
     raise ValueError(
         f"tokenizer={used.name!r} has {used.bos_and_eos}, but the checkpoint was trained with "
-        f"{saved.bos_and_eos}: the rest of the run would read other text. Set --{option} {path} "
-        "--on_conflict typed to continue with the checkpoint's special tokens, or start a new run."
+        f"{saved.bos_and_eos}: the rest of the run would read different text. Set "
+        f"--{option} {path} --on_conflict typed to continue with the checkpoint's special "
+        "tokens, or start a new run."
     )
 
 

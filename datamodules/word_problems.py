@@ -1,11 +1,11 @@
 """GSM8K: word problems of grade-school mathematics with worked answers (arXiv 2110.14168).
 
 An answer is a solution in words, one step per line, with calculator annotations at its results
-(``2 * 3 = <<2*3=6>>6``); its last line is ``#### 6``. There are 7,473 problems for training and
-1,319 for the test, on the hub as openai/gsm8k, or in local copies of train.jsonl and test.jsonl.
+(``2 * 3 = <<2*3=6>>6``); its last line is ``#### 6``. There are 7,473 training problems and 1,319
+test problems, on the hub as openai/gsm8k, or in local copies of train.jsonl and test.jsonl.
 
-GSM8K-Aug has 385,620 problems for training, written by GPT-4 after GSM8K's, 500 for
-validation and GSM8K's test (arXiv 2311.01460), on the hub as whynlp/gsm8k-aug, whose steps are
+GSM8K-Aug has 385,620 training problems, written by GPT-4 after GSM8K's, 500 validation problems
+and GSM8K's test problems (arXiv 2311.01460), on the hub as whynlp/gsm8k-aug, whose steps are
 equations, and as whynlp/gsm8k-aug-nl, whose steps are sentences.
 """
 
@@ -95,11 +95,11 @@ def read_problems(file: str | Path, key: str) -> Problems:
         key: Option that names the file, for messages.
 
     Raises:
-        ValueError: If the file is missing or empty, or a line is not such a problem.
+        ValueError: If the file is missing or empty, or a line is not a problem.
     """
     path = Path(file).expanduser()
     if not path.is_file():
-        raise ValueError(f"{key} ({file}): there is no such file; name a jsonl file of GSM8K")
+        raise ValueError(f"{key} ({file}): no such file; name a jsonl file of GSM8K")
     try:
         rows = list(_problems(read_rows(path)))
     except ValueError as error:
@@ -114,7 +114,7 @@ def fetch_problems(
 ) -> Problems:
     """Returns the problems of a split on the hub, or in its cache without a network.
 
-    No code of the repository runs; it consists of parquet files. Warns if the number of problems
+    No code of the repository is run; it consists of parquet files. Warns if the number of problems
     differs from the published one.
 
     Args:
@@ -146,14 +146,14 @@ def _problems(rows: Iterable[tuple[str, Any]]) -> Iterator[Problem]:
 
     Raises:
         ValueError: If a row lacks a question or an answer with its result, or its steps are not a
-            list of texts.
+            list of strings.
     """
     for where, row in rows:
         fields = [row.get(name) for name in ("question", "answer")] if isinstance(row, dict) else []
         texts = [field for field in fields if isinstance(field, str) and field.strip()]
         if len(texts) < 2:
             raise ValueError(
-                f"{where}: expected an object with the texts 'question' and 'answer', as in GSM8K"
+                f"{where}: expected an object with the strings 'question' and 'answer', as in GSM8K"
             )
         question, answer = texts
         steps = None if RESULT in answer else _steps_apart(row.get("steps"), where)
@@ -168,13 +168,13 @@ def _steps_apart(steps: Any, where: str) -> tuple[str, ...] | None:
     """Returns the field ``steps`` of a row, if it has one.
 
     Raises:
-        ValueError: If it is not a list of texts.
+        ValueError: If it is not a list of strings.
     """
     if steps is None:
         return None
     if isinstance(steps, list) and all(isinstance(step, str) for step in steps):
         return tuple(steps)
     raise ValueError(
-        f"{where}: 'steps' is {reprlib.repr(steps)}; give a list of texts, as in GSM8K-Aug, or an "
+        f"{where}: 'steps' is {reprlib.repr(steps)}; use a list of strings, as in GSM8K-Aug, or an "
         f"answer that ends in a line '{RESULT} RESULT'"
     )

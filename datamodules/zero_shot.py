@@ -10,7 +10,7 @@ Paper: Latent-Thought Language Models, section 3.1, Table 1 and A.3; sets, split
 | 3.3 "non-overlapping blocks" | `text.EvaluationWindows` |
 
 The paper says "the validation splits" of all seven, following the diffusion language models. Their
-public scripts take the validation split if there is one, else the test split, as is done here:
+public scripts use the validation split if it exists, else the test split, as done here:
 
 | set | repository on the hub | split | documents | detokenizer |
 |---|---|---|---|---|
@@ -77,7 +77,7 @@ class ZeroShotSet:
     @property
     def local_format(self) -> str:
         """Description of the formats of a local copy."""
-        lines = "one document a line" if self.by_line else "one document a file"
+        lines = "one document per line" if self.by_line else "one document per file"
         return f"jsonl or parquet with a field {self.text_field!r} or 'text', or txt, {lines}"
 
 
@@ -103,7 +103,7 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
         text_field="sentence",
     ),
     # NOTE(paper): a line is a document and keeps its line end, like a row in the scripts. Blank
-    # lines are left out: each would only add one more EOS to predict.
+    # lines are omitted: each would only add one more EOS to predict.
     "wikitext": ZeroShotSet(
         repository="Salesforce/wikitext",
         files="wikitext-103-raw-v1/validation-*.parquet",
@@ -147,10 +147,10 @@ class ZeroShotText(TextDataModule):
         set_name: Name of the set.
         data_files: Local copy of the split: one path or glob, or a list of them; jsonl (or .json
             with an object per line) and parquet with the set's text field, txt with a document per
-            line (per file for PubMed and arXiv); null fetches it from the hub.
-        text_field: Field (jsonl) or column (parquet) with the text; null takes the set's default
+            line (per file for PubMed and arXiv). Null fetches it from the hub.
+        text_field: Field (jsonl) or column (parquet) with the text. Null uses the set's default
             (sentence for ptb, article for pubmed and arxiv), or ``text``.
-        revision: Commit, branch or tag of the hub's repository; null takes the newest commit, which
+        revision: Commit, branch or tag of the hub repository. Null uses the newest commit, which
             meta.json records (``origin``).
         **kwargs: See `TextDataModule`; val_fraction and test_fraction have no effect here.
 
@@ -203,7 +203,7 @@ class ZeroShotText(TextDataModule):
             revision=self._revision,
             corpus=self._name,
             label=self._set.files,
-            cure=f"Give your copy, with --files.{self._set_name} to evaluate.py zero_shot or "
+            cure=f"Pass your copy with --files.{self._set_name} to evaluate.py zero_shot or "
             f"data.data_files elsewhere ({self._set.local_format})",
         )
 
@@ -250,8 +250,8 @@ class ZeroShotText(TextDataModule):
 
     def how_to_get(self, split: Split) -> str:
         return (
-            f"{self._name} only has the {self._set.split} split of its corpus, under the name val: "
-            "score it."
+            f"{self._name} only has the {self._set.split} split of its corpus, as val: score that "
+            "split."
         )
 
     def training_source(self) -> NoReturn:

@@ -38,7 +38,7 @@ class Mean(NamedTuple):
     """A statistic that is the quotient of two sums over the optimiser step."""
 
     sum: Tensor
-    number: Tensor | float
+    normaliser: Tensor | float
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""Studies: training, evaluation and report of several runs on the same text.
+"""Studies: training, evaluation and a report of several runs on the same text.
 
     make study METHOD=thoughtbubbles
     python -m studies thoughtbubbles --steps 5   # a trial
@@ -9,8 +9,8 @@ through ``evaluate.py``. Finished steps are skipped, so a stopped study resumes.
 | File | Content |
 |---|---|
 | ``study`` | declarations: ``Study``, ``Run``, ``AnalysisSettings``, ``Search``, read from YAML |
-| ``runner`` | commands of the runs, skipping steps that the records have |
-| ``tune`` | hyperparameter search of the runs: ``python -m studies.tune`` |
+| ``runner`` | commands of the runs, skipping recorded steps |
+| ``tune`` | hyperparameter search for the runs: ``python -m studies.tune`` |
 | ``results_page`` | results, tables, figure, and the marked section of the Markdown file |
 | ``__main__`` | the command line |
 """

@@ -31,7 +31,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def run_guarded(work: Callable[[], None]) -> int:
     """Runs resumable work and returns the exit code.
 
-    The codes are 0 for success, 1 for a failed command (whose last lines are shown), 2 for bad
+    The codes are 0 for success, 1 for a failed command, whose last lines are shown, 2 for bad
     input, and 130 or 143 for a stopped study.
     """
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_CODE))
@@ -78,14 +78,14 @@ def configured(options: argparse.Namespace) -> Study:
     """Returns the study that the options describe.
 
     Raises:
-        StudyError: If a pattern has no files, or a number is out of range.
+        StudyError: If a pattern matches no files, or a number is out of range.
     """
     keys = ("operations", "steps", "epochs", "seeds", "separator", "text_name")
     typed: dict[str, Any] = {key: getattr(options, key, None) for key in keys}
     files = tuple(str(Path(pattern).expanduser().absolute()) for pattern in options.text)
     for pattern, path in zip(options.text, files, strict=True):
         if not glob.glob(path, recursive=True):
-            raise StudyError(f"text ({pattern}): there is no such file; check path and pattern")
+            raise StudyError(f"text ({pattern}): no such file; check path and pattern")
     return load_study(options.study, files=files or None, **typed)
 
 
@@ -107,11 +107,11 @@ def parser() -> argparse.ArgumentParser:
     add_study_arguments(parser)
     add = parser.add_argument
     add("--steps", type=int, help="Optimiser steps of each run, e.g. 5 for a trial.")
-    add("--epochs", type=int, help="Passes over the text of each run, in place of steps.")
+    add("--epochs", type=int, help="Passes over the text of each run, instead of steps.")
     add("--seeds", type=_numbers, help="Seeds, separated by commas, e.g. 0,1.")
     add(
         "--output",
-        help="Path of the report (default: docs/results/NAME; for a trial, with the runs).",
+        help="Path of the report (default: docs/results/NAME, or next to the runs for a trial).",
     )
     return parser
 
@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
 def add_study_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options for a study, its text, its runs and their folder."""
     add = parser.add_argument
-    add("study", help=f"One of {', '.join(study_names())}, or a YAML file of that form.")
+    add("study", help=f"One of {', '.join(study_names())}, or the YAML file of a study.")
     add("--text", nargs="+", default=[], metavar="GLOB", help="Text files to use instead.")
     add("--text_name", help="Name of the text in the report.")
     add("--separator", help="Regular expression between documents of txt files.")
@@ -127,11 +127,11 @@ def add_study_arguments(parser: argparse.ArgumentParser) -> None:
         "--operations",
         type=int,
         metavar="N",
-        help="Maximum operations of generated training texts.",
+        help="Maximum number of operations in generated training texts.",
     )
     add("--only", action="append", default=[], metavar="NAME", help="Name of a run; repeatable.")
     add("--jobs", type=PositiveInt, default=1, help="Concurrent runs, which share the processors.")
-    add("--folder", help="Folder of the runs (default: in runs).")
+    add("--folder", help="Folder of the runs (default: a folder in runs).")
 
 
 def _numbers(typed: str) -> tuple[int, ...]:

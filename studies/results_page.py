@@ -1,8 +1,8 @@
 """Report of a study: the comparison of its runs, and a table of its evaluations.
 
-A study with columns generates a marked section of docs/results/NAME.md; the table of every
-run, the comparison and the files of the analyses are written to the folder docs/results/NAME. A run
-that the table has with the declared settings stays in the report after its checkpoint is deleted.
+A study with columns generates a marked section of docs/results/NAME.md. The table of every run, the
+comparison and the files of the analyses are written to the folder docs/results/NAME. A run with the
+declared settings stays in the table and the report after its checkpoint is deleted.
 """
 
 import json
@@ -28,7 +28,7 @@ END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 COMPARISON, EVERY_RUN, FIGURE = "comparison", "evaluations.csv", "figure.png"
 KIND = "kind of "
-"""Prefix of columns with the kind of a likelihood, in the table of every run."""
+"""Prefix of columns with the kind of likelihood, in the table of every run."""
 BITS = ".bits_per_byte"
 
 Trained = Sequence[tuple[Run, RunFolder]]
@@ -43,7 +43,7 @@ def trained_runs(study: Study, folder: Path) -> list[tuple[Run, RunFolder]]:
 def compare(study: Study, trained: Trained, output: Path, introduction: str = "") -> None:
     """Writes the comparison of trained runs to a folder.
 
-    Scores of their evaluations are reused if the comparison would measure the same.
+    Scores of their evaluations are reused if the comparison would measure the same values.
     """
     argv = ["compare", *(f"{run.title}={run_dir.training}" for run, run_dir in trained)]
     named = {"output": output, "title": study.title, "introduction": introduction}
@@ -73,10 +73,10 @@ def write_suite(study: Study, folder: Path, output: Path) -> None:
 
 
 def check_report(path: Path) -> None:
-    """Checks that the report can be written, before the hours of training.
+    """Checks that the report can be written, before hours of training.
 
     Raises:
-        StudyError: If its folder is missing, or a file is there without the marks.
+        StudyError: If its folder is missing, or the file exists without the marks.
     """
     if not path.parent.is_dir():
         raise StudyError(f"output ({path}): the folder {path.parent} does not exist; create it")
@@ -84,19 +84,18 @@ def check_report(path: Path) -> None:
         raise StudyError(f"output ({path}) is a folder; name a file in it")
     if path.is_file() and len(MARKS.findall(path.read_text(encoding="utf-8"))) != 1:
         raise StudyError(
-            f"output ({path}) has no section between the marks {BEGIN} and {END}, or several; put "
-            "both in once, or choose another --output"
+            f"output ({path}) must have exactly one section between the marks {BEGIN} and {END}; "
+            "add each of them once, or choose another --output"
         )
 
 
 def write_report(study: Study, folder: Path, path: Path) -> None:
-    """Writes the generated section of the report, and its files to the folder of its name.
+    """Writes the generated section of the report, and its files to the folder of the same name.
 
     Args:
         study: A study with columns.
-        folder: Folder of its runs, at least one of which is trained.
-        path: The Markdown file. Its other sections are kept, and a new file gets placeholders for
-            them.
+        folder: Folder of its runs, with at least one trained run.
+        path: The Markdown file. Its other sections are kept; a new file gets placeholders for them.
     """
     check_report(path)
     files = path.with_suffix("")
@@ -154,7 +153,7 @@ def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per run: the study's columns with all digits, and the seconds.
+    """Returns one row per run: the study's columns with all digits, and the seconds.
 
     Columns with bits per byte are followed by the kind of the likelihood, empty for an exact one.
     """
@@ -171,7 +170,7 @@ def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> 
 
 
 def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataFrame:
-    """Returns rows of an earlier table for unchanged runs that are not trained here.
+    """Returns the rows of an earlier table for unchanged runs that are not trained here.
 
     Args:
         study: The declared runs and columns.
@@ -202,7 +201,7 @@ def _numbers(results: pd.DataFrame, key: str) -> Any:
 
 
 def summary_table(study: Study, table: pd.DataFrame) -> str:
-    """Returns a row per run: means over its seeds, with the smallest and largest value."""
+    """Returns one row per run: means over its seeds, with the smallest and largest values."""
     rows = []
     for title, group in table.groupby("title", sort=False):
         cells = {name: _mean(group[name]) + _kind_of(name, group) for name in study.columns}
@@ -242,7 +241,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 
     Args:
         study: The declared runs and columns.
-        table: A row per run, see `evaluations_table`.
+        table: One row per run, see `evaluations_table`.
         files: Folder of the report's files, including the comparison.
         whole: Whether the comparison covers all runs of the table.
     """

@@ -30,7 +30,7 @@ LAST = "*/version_*/checkpoints/last.ckpt"
 """Checkpoint for resuming and for evaluation."""
 LAST_LINES = 15
 STEP = re.compile(r"^step \d+/.*$", re.MULTILINE)
-"""Progress line of a training."""
+"""Progress line of a training run."""
 REPORT_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1
 
@@ -52,7 +52,7 @@ class CommandError(Exception):
         self.code, self.log = code, log
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
         super().__init__(
-            f"this command ended with code {code} (its output: {log}):\n"
+            f"this command exited with code {code} (its output: {log}):\n"
             f"  {shlex.join(command)}\n" + "".join(f"  | {line}\n" for line in lines)
         )
 
@@ -114,7 +114,7 @@ def share_processors(jobs: int) -> None:
 
 
 def train_command(config: Path, folder: Path, *, resume: bool) -> list[str]:
-    """Returns the command that trains in ``folder``, or resumes the training there."""
+    """Returns the command that trains in ``folder``, or resumes training there."""
     command = [sys.executable, str(ROOT / "train.py"), "fit", "-c", str(config)]
     command += ["--trainer.default_root_dir", str(folder)]
     return command + (["--ckpt_path", "last"] if resume else [])
@@ -143,8 +143,8 @@ def evaluate_command(checkpoint: Path | None, output: Path, options: Settings) -
 class RunFolder:
     """Folder of a run: config, training, results, and the record of finished steps.
 
-    The record has each step with its settings. An unfinished training resumes; an evaluation or
-    analysis runs unless the record has it with the same settings.
+    The record has each step with its settings. Unfinished training resumes; an evaluation or
+    analysis is run unless the record has it with the same settings.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The last checkpoint, or None if there is none."""
+        """The last checkpoint, or None."""
         return next(iter(sorted(self.training.glob(LAST))), None)
 
     @property
@@ -164,7 +164,7 @@ class RunFolder:
 
     @property
     def trained(self) -> bool:
-        """Whether the training is finished."""
+        """Whether training is finished."""
         return bool(self.record.get("train", {}).get("finished"))
 
     def output(self, evaluation: str) -> Path:
@@ -180,7 +180,7 @@ class RunFolder:
         return bool(self.record.get(step, {}).get("settings") == settings)
 
     def write_config(self, settings: Settings) -> Path:
-        """Writes the config of the training; returns its path."""
+        """Writes the training config and returns its path."""
         self.path.mkdir(parents=True, exist_ok=True)
         config = self.path / CONFIG
         write_whole(config, yaml.safe_dump(settings, sort_keys=False))
@@ -195,19 +195,19 @@ def train_run(settings: Settings, run_dir: RunFolder) -> None:
         run_dir: Folder of the run. Its record has the total seconds of all processes.
 
     Raises:
-        StudyError: If its folder was started with other settings, or its checkpoint was removed.
+        StudyError: If its folder was started with different settings, or its checkpoint is missing.
     """
     config = run_dir.path / CONFIG
     if config.is_file() and yaml.safe_load(config.read_text()) != settings:
         raise StudyError(
-            f"{run_dir.path} was started with other settings (see its {CONFIG}); remove it, or "
+            f"{run_dir.path} was started with different settings (see its {CONFIG}); remove it, or "
             "choose another folder with --folder"
         )
     resume = run_dir.checkpoint is not None
     if run_dir.trained:
         if not resume:
             raise StudyError(
-                f"{run_dir.path} has no checkpoint any more; remove it and start again"
+                f"{run_dir.path} no longer has a checkpoint; remove it and start again"
             )
         return
     if not resume:  # leftovers of a run without a checkpoint would be mistaken for results
@@ -224,7 +224,7 @@ def train_run(settings: Settings, run_dir: RunFolder) -> None:
 
 
 def evaluate_run(run: Run, run_dir: RunFolder) -> None:
-    """Executes the evaluations without a result file for their settings."""
+    """Executes the evaluations that have no result file for their settings."""
     for name, options in run.evaluations.items():
         output = run_dir.output(name)
         if not (run_dir.has(name, options) and output.is_file()):
@@ -234,7 +234,7 @@ def evaluate_run(run: Run, run_dir: RunFolder) -> None:
 
 
 def analyse_run(run: Run, run_dir: RunFolder) -> None:
-    """Executes the analyses that the record lacks for their settings."""
+    """Executes the analyses that are not recorded with their settings."""
     for name, analysis in run.analyses.items():
         inside = RunFolder(run_dir.path / name)
         settings = analysis_config(analysis, inside.path, run.seed)
@@ -263,17 +263,17 @@ def analysis_config(analysis: AnalysisSettings, folder: Path, seed: int) -> Sett
 
 
 def run_study(study: Study, folder: Path, *, only: Sequence[str] = (), jobs: int = 1) -> None:
-    """Executes all missing trainings, evaluations and analyses, printing a line per run.
+    """Executes all missing training runs, evaluations and analyses, printing a line per run.
 
     Args:
         study: The declared runs.
         folder: Parent folder of the runs.
-        only: Names of the runs to take. Defaults to all but the extra ones.
+        only: Names of the runs to execute. Defaults to all but the extra ones.
         jobs: Number of concurrent runs.
 
     Raises:
         CommandError: If a command fails; finished steps are kept.
-        StudyError: If a run exists with other settings, or another process uses the folder.
+        StudyError: If a run exists with different settings, or another process uses the folder.
     """
 
     def train_and_evaluate(run: Run) -> None:
@@ -306,7 +306,7 @@ def sole_user(folder: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise StudyError(
-            f"{folder} is in use by another running study; wait for it, or choose another folder "
+            f"{folder} is in use by another study; wait for it, or choose another folder "
             "with --folder"
         ) from error
 
@@ -324,7 +324,7 @@ def in_parallel(work: Callable[[Any], None], items: Sequence[Any], jobs: int) ->
             try:
                 work(item)
             except BaseException:
-                failed.set()  # set here, because this thread takes the next item at once
+                failed.set()  # set here, because this thread takes the next item immediately
                 raise
 
     with ThreadPoolExecutor(jobs) as pool:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "configs" / "studies"
 LOGGED = "logged"
-"""Pseudo-evaluation for columns: the last logged values of the training, by tag."""
+"""Pseudo-evaluation for columns: the last values logged in training, by tag."""
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "sub": operator.sub,
@@ -46,9 +46,9 @@ class AnalysisSettings:
     reference: str | None = None
     """Run whose checkpoint with the same seed is the callback's ``reference_ckpt``."""
     files: tuple[str, ...] = ("*.png", "*.svg", "*.csv")
-    """Globs of its files to copy to the report."""
+    """Globs of the analysis files to copy to the report."""
     quoting: tuple[str, ...] = ()
-    """Globs of files that quote the text; they are not copied for a user's text."""
+    """Globs of files that quote the text, which are not copied for a user's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +70,25 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Hyperparameter search by ``python -m studies.tune``, of equal size for each run.
+    """Hyperparameter search by ``python -m studies.tune``, with the same budget for each run.
 
     Raises:
         StudyError: If a number is out of range.
     """
 
     trials: int
-    """Trials of each run; the first has the declared values."""
+    """Number of trials per run; the first has the declared values."""
     tokens: int
-    """Tokens of an unpruned trial, or questions if the study has a task."""
+    """Number of tokens of an unpruned trial, or of questions if the study has a task."""
     space: dict[str, Settings] = field(default_factory=dict)
     """Ranges by key of all runs' models, such as ``model.init_args.optimizer.lr``, each with
     ``low`` and ``high`` (and ``log``), or ``choices``; runs may have further keys."""
     rungs: int = 3
     """Number of validations at which trials are compared, including the last."""
     reduction: int = 3
-    """Factor between the lengths of trials at two rungs; one in this many trials continues."""
+    """Factor between the lengths of trials at successive rungs; one in this many continues."""
     metric: str = "val/loss"
-    """Tag of a logged validation value."""
+    """Tag of a logged validation metric."""
     direction: Literal["minimize", "maximize"] = "minimize"
     seed: int = 0
     """Seed of the sampler."""
@@ -100,7 +100,7 @@ class Search:
 
     @property
     def validations(self) -> int:
-        """Number of equidistant validations of a trial."""
+        """Number of equidistant validations per trial."""
         return int(self.reduction ** (self.rungs - 1))
 
 
@@ -109,28 +109,28 @@ class Run:
     """A model to train. Runs of a study differ only in model, data module, length and seed."""
 
     name: str
-    """Name of its folder."""
+    """Name of the run's folder."""
     title: str
-    """Its name in tables."""
+    """Name of the run in tables."""
     model: Settings
     """Class path and init arguments, as in a YAML file of ``train.py``."""
     data: Settings | None = None
     """Data module that wraps the text's data module as its ``corpus``."""
     callbacks: tuple[Settings, ...] = ()
-    """Callbacks of the training, as class paths and init arguments."""
+    """Training callbacks, as class paths and init arguments."""
     length: float = 1.0
     """Factor for the study's number of steps."""
     seeds: Literal["all", "first"] = "all"
-    """``first`` trains it only with the study's first seed."""
+    """Seeds of the run; ``first`` trains it only with the study's first seed."""
     extra: bool = False
     """Whether to skip it unless ``--only`` names it."""
     evaluations: dict[str, Settings] = field(default_factory=dict)
-    """Options of ``evaluate.py`` by the name of the result; ``command`` is its verb and defaults to
+    """Options of ``evaluate.py`` by the name of the result; ``command`` is the verb and defaults to
     perplexity."""
     analyses: dict[str, AnalysisSettings] = field(default_factory=dict)
     """Analyses of the first seed, by the name of their folder."""
     search: dict[str, Settings | None] = field(default_factory=dict)
-    """Further keys of its model to search besides ``Search.space``; null removes a key."""
+    """Keys of the run's model to search in addition to ``Search.space``; null removes a key."""
     seed: int = 0
     """Seed of all randomness but the data order, which all runs share."""
 
@@ -159,8 +159,8 @@ class Study:
     """Description of the comparison, in Markdown."""
     columns: dict[str, str] = field(default_factory=dict)
     """Title -> value in the table of docs/results/NAME.md: ``EVALUATION.KEY`` of a result file
-    (``logged.TAG`` of the training's log), or a pandas expression with such names in backticks.
-    Without columns the report is only the comparison."""
+    (``logged.TAG`` of the training log), or a pandas expression with such names in backticks.
+    Without columns the report consists of the comparison."""
     figure: Figure | None = None
     """The report's figure of all runs."""
     compare: Settings = field(default_factory=dict)
@@ -168,18 +168,18 @@ class Study:
     trainer: Settings = field(default_factory=dict)
     """Trainer arguments of all runs; the length implies further ones."""
     steps: int = 750
-    """Optimiser steps of each run, unless ``epochs`` is set."""
+    """Number of optimiser steps per run, unless ``epochs`` is set."""
     epochs: int | None = None
-    """Passes over the training text of each run."""
+    """Number of passes over the training text per run."""
     seeds: tuple[int, ...] = (0,)
     validations: int = 10
-    """Approximate number of validations of a training; each epoch has at least one."""
+    """Approximate number of validations per run; each epoch has at least one."""
     corpus: Settings | None = None
     """Data module of the text. Defaults to the user's files, or Python's documentation."""
     task: Settings | None = None
     """Data module that generates questions, instead of a text; lengths then count questions."""
     operations: int | None = None
-    """Maximum operations of generated training texts, for studies whose values depend on it."""
+    """Maximum number of operations in generated training texts, if the study depends on it."""
     max_operations: int = 0
     """Largest value of ``--operations``."""
     files: tuple[str, ...] = ()
@@ -212,8 +212,7 @@ class Study:
                 raise StudyError(f"runs.{run.name}.title ({run.title}) must not contain = or /")
             if self.epochs is not None and run.length != 1:
                 raise StudyError(
-                    f"epochs ({self.epochs}): runs.{run.name} has another length, which counts "
-                    "steps; use --steps"
+                    f"epochs ({self.epochs}): runs.{run.name} sets its length in steps; use --steps"
                 )
 
     @property
@@ -223,7 +222,7 @@ class Study:
 
     @property
     def units_per_step(self) -> int:
-        """Tokens, or questions, of an optimiser step."""
+        """Number of tokens, or questions, per optimiser step."""
         rows = _rows_per_step(self.data, self.trainer)
         return int(rows if self.task is not None else rows * self.data["block_size"])
 
@@ -266,10 +265,10 @@ class Study:
         return f"{self.name}/{text}-{length}"
 
     def seeded(self, only: Sequence[str] = ()) -> list[Run]:
-        """Returns every run with every seed, all runs of a seed before the next.
+        """Returns every run with every seed, ordered by seed.
 
         Args:
-            only: Names of the runs to take. Defaults to all but the extra ones.
+            only: Names of the runs to return. Defaults to all but the extra ones.
 
         Raises:
             StudyError: If a name is unknown.
@@ -299,13 +298,13 @@ class Study:
             "data": data,
             "trainer": {**self.trainer, "num_sanity_val_steps": 0, **length, **watching},
             "checkpoint": {"save_top_k": 0, **saving},
-            "samples": {"every_n_validations": 0},  # their time would count as training
+            "samples": {"every_n_validations": 0},  # their time would count as training time
         }
 
     def settings_digest(self, run: Run) -> str:
         """Returns 8 hex digits that identify the settings behind a run's values.
 
-        The user's text counts by its files' names and sizes, wherever they are.
+        The user's text is identified by its files' names and sizes, wherever they are.
         """
         settings: list[Any] = [replace(self, files=()).train_config(run), run.evaluations]
         paths = [Path(path) for each in self.files for path in sorted(glob(each, recursive=True))]
@@ -314,7 +313,7 @@ class Study:
         return _digest(json.dumps(settings, sort_keys=True))
 
     def _length(self, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the arguments of the trainer and of checkpoints, which follow the validations."""
+        """Returns the arguments of the trainer and of checkpoints, given the validations."""
         if self.epochs is not None:
             checks = math.ceil(self.validations / self.epochs)
             validated = {"val_check_interval": 1 / checks, "log_every_n_steps": 10}
@@ -338,7 +337,7 @@ def _digest(text: str) -> str:
 
 
 def _passes(length: float, *, _root_: DictConfig) -> float:
-    """Returns the number of passes over the questions by a run of this length."""
+    """Returns how often a run of this length passes over the questions."""
     if _root_.get("epochs"):
         return float(_root_.epochs)
     steps, rows = (
@@ -359,7 +358,7 @@ for resolver, function in {**ARITHMETIC, "passes": _passes}.items():
 
 
 def study_names() -> list[str]:
-    """Returns the names of the studies of the project."""
+    """Returns the names of the project's studies."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -367,11 +366,11 @@ def load_study(name: str, **typed: Any) -> Study:
     """Loads a study, with its fields overridden by options of the command line.
 
     Args:
-        name: Name of a study of the project, or path of a file.
+        name: Name of one of the project's studies, or path of a file.
         **typed: Fields of ``Study``; None keeps the declared value.
 
     Raises:
-        StudyError: If there is none, or it is malformed; the message names the key.
+        StudyError: If it does not exist or is malformed; the message names the key.
     """
     typed = {key: value for key, value in typed.items() if value is not None}
     if "steps" in typed:  # typed steps replace declared epochs
@@ -382,7 +381,7 @@ def load_study(name: str, **typed: Any) -> Study:
     content = _read(path)
     if "operations" in typed and "operations" not in content:
         raise StudyError(
-            f"operations ({typed['operations']}): {path.stem} declares none; leave the option out"
+            f"operations ({typed['operations']}): {path.stem} does not use it; leave the option out"
         )
     try:
         declared: Any = OmegaConf.to_container(OmegaConf.merge(content, typed), resolve=True)
@@ -397,7 +396,9 @@ def _with_names(name: str, content: dict[str, Any]) -> dict[str, Any]:
     """Removes auxiliary values from the content, and names the runs."""
     runs, evaluations = content.get("runs"), content.pop("evaluations", {})
     if not isinstance(runs, dict) or not runs:
-        raise StudyError(f"{name}: runs ({runs!r}) must be a mapping of names, each with a model")
+        raise StudyError(
+            f"{name}: runs ({runs!r}) must be a mapping from names to runs with a model"
+        )
     for key in ("common", "values"):
         content.pop(key, None)
     named = {
@@ -410,12 +411,12 @@ def _with_names(name: str, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find(name: str, near: Path, but: Path | None = None) -> Path:
-    """Finds the file of a study in a folder, in the project, or by its path."""
+    """Finds a study's file in a folder, in the project, or by its path."""
     for path in (near / f"{name}.yaml", FOLDER / f"{name}.yaml", near / name, Path(name)):
         if path.is_file() and path.resolve() != but:
             return path
     names = ", ".join(study_names())
-    raise StudyError(f"there is no study {name!r}; choose from {names}, or name a file")
+    raise StudyError(f"the study {name!r} does not exist; choose from {names}, or name a file")
 
 
 def _read(path: Path) -> DictConfig:

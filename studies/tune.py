@@ -1,10 +1,10 @@
 """``python -m studies.tune NAME``: searches hyperparameters of a study's runs with Optuna.
 
 The study's YAML declares the search (``studies.study.Search``). All runs, including the plain
-decoder, have equally many trials of equally many tokens, with the same sampler and successive
-halving. A trial is a training like the study's, in a separate folder, with the schedule of its full
-length, so rungs compare points of one schedule. It validates on a split that the study's report
-does not score.
+decoder, have the same number of trials of the same number of tokens, with the same sampler and
+successive halving. A trial is a training run like the study's, in a separate folder, with the
+schedule of its full length, so rungs compare points of one schedule. It validates on a split that
+the study's report does not score.
 """
 
 import argparse
@@ -52,7 +52,7 @@ STARTUP = 5
 POLL = 1.0
 """Seconds between reads of a trial's log."""
 SCORED = {"perplexity": "val", "reason": "test"}
-"""Split that a verb of ``evaluate.py`` scores unless its options name one."""
+"""Split that each verb of ``evaluate.py`` scores by default."""
 
 
 # ---- declarations
@@ -62,7 +62,7 @@ def declared_search(study: Study) -> Search:
     """Returns the search of a study.
 
     Raises:
-        StudyError: If it declares none.
+        StudyError: If it does not declare one.
     """
     if study.search is None:
         raise StudyError(
@@ -105,7 +105,7 @@ def validation_split(study: Study) -> Literal["val", "test"]:
     if {"val", "test"} <= scored:
         raise StudyError(
             f"{study.name} reports scores of val and of test, which leaves no documents for the "
-            "search; have its evaluations score only one of them"
+            "search; let its evaluations score only one of them"
         )
     return "test" if "val" in scored else "val"
 
@@ -133,14 +133,14 @@ def space_of(study: Study, run: Run) -> dict[str, Settings]:
     """Returns the ranges and choices of a run by key of its config.
 
     Raises:
-        StudyError: If one is malformed, the run's model declares no such key, or there is none.
+        StudyError: If one is malformed, the run's model does not declare its key, or there is none.
     """
     search = declared_search(study)
     space = {key: entry for key, entry in {**search.space, **run.search}.items() if entry}
     where, model = f"{study.name}: search of {run.name}", OmegaConf.create({"model": run.model})
     for key, entry in space.items():
         if OmegaConf.select(model, key, default=UNDECLARED) == UNDECLARED:
-            raise StudyError(f"{where}: {key} is not declared; give it a value in the run's model")
+            raise StudyError(f"{where}: {key} is not declared; set its value in the run's model")
         try:
             distribution(entry)
         except (KeyError, TypeError, ValueError) as error:
@@ -149,12 +149,12 @@ def space_of(study: Study, run: Run) -> dict[str, Settings]:
                 f"list of choices: {error}"
             ) from error
     if not space:
-        raise StudyError(f"{where} draws nothing; add keys to search.space")
+        raise StudyError(f"{where} has nothing to vary; add keys to search.space")
     return space
 
 
 def distribution(entry: Settings) -> Any:
-    """Returns Optuna's distribution of a range or choices; integer bounds give integers."""
+    """Returns Optuna's distribution for a range or choices; integer bounds yield integers."""
     kinds = _optuna().distributions
     if "choices" in entry:
         return kinds.CategoricalDistribution(**entry)
@@ -183,7 +183,7 @@ class RunSearch:
         folder: Folder of all its trials.
 
     Raises:
-        StudyError: If the folder has a search with another declaration.
+        StudyError: If the folder has a search with a different declaration.
     """
 
     def __init__(self, study: Study, run: Run, folder: Path) -> None:
@@ -219,7 +219,7 @@ class RunSearch:
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if changed:
             raise StudyError(
-                f"{self.folder} was started with another {', '.join(changed)}; remove it, or "
+                f"{self.folder} was started with a different {', '.join(changed)}; remove it, or "
                 "choose another folder with --folder"
             )
         self._study.set_user_attr(DECLARATION, now)
@@ -272,7 +272,7 @@ class RunSearch:
         with started(command, log) as process:
             while process.poll() is None and not (pruned := self._is_pruned(trial, run_dir)):
                 time.sleep(POLL)
-        # a trial that ended before it was polled is judged by the same values
+        # A trial that ended before it was polled is judged by the same values.
         if pruned or self._is_pruned(trial, run_dir):
             self._study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
             return "pruned"
@@ -295,7 +295,7 @@ class RunSearch:
         if self.search.metric not in tags:
             names = ", ".join(tag for tag in tags if tag.startswith("val/"))
             raise StudyError(
-                f"search.metric ({self.search.metric}): {self.run.name} logs no such value; {names}"
+                f"search.metric ({self.search.metric}): {self.run.name} does not log it; {names}"
             )
         return "" if math.isfinite(value) else f"{self.search.metric} is {value}"
 
@@ -321,7 +321,7 @@ class RunSearch:
     # ---- results
 
     def table(self) -> pd.DataFrame:
-        """Returns a row per ended trial; a pruned trial has the value of its last rung.
+        """Returns one row per ended trial; a pruned trial has the value of its last rung.
 
         Returns:
             ``run``, ``trial``, the parameters, the metric, ``state``, ``steps`` and ``reason``.
@@ -363,7 +363,7 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise StudyError(
-            f"a search needs the package optuna ({error}): pip install -e '.[tune]'"
+            f"a search needs the package optuna ({error}): run pip install -e '.[tune]'"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
@@ -471,7 +471,7 @@ def _run(options: argparse.Namespace) -> None:
             text = write_results(study, searches, folder, base)
     print(f"\n{text}\nreport: {folder / 'search.md'}")
     if left:
-        print(f"{left} trials are left; start it again to continue")
+        print(f"{left} trials are left; run the command again to continue")
 
 
 def parser() -> argparse.ArgumentParser:

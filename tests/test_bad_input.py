@@ -42,7 +42,7 @@ GOOD = "runs/TransformerLM/version_0/checkpoints/last.ckpt"
 FROM = f"--ckpt_path={GOOD}"
 
 DATA = {
-    "missing file": ("--data.data_files=none.txt", "none.txt: there is no such file"),
+    "missing file": ("--data.data_files=none.txt", "none.txt: no such file"),
     "broken line": ("--data.data_files=broken.jsonl", "broken.jsonl, line 3 is not JSON"),
     "deeply nested line": (
         "--data.data_files=deep.jsonl",
@@ -59,7 +59,10 @@ DATA = {
     "missing tokenizer.json": ("--data.tokenizer=none.json", "none.json"),
     "binary tokenizer.json": ("--data.tokenizer=binary.json", "binary.json' is not UTF-8 text"),
     "window too long": ("--data.block_size=100000", "block_size=100000 is longer than the split"),
-    "batch too large": ("--data.batch_size=5000", "takes 5000 windows, the train split has only"),
+    "batch too large": (
+        "--data.batch_size=5000",
+        "takes 5000 windows, but the train split has only",
+    ),
     "cache folder is a file": ("--data.cache_dir=text.jsonl", "text.jsonl"),
     "cache below a file": ("--data.cache_dir=text.jsonl/cache", "text.jsonl/cache"),
     "cache where nothing can be written": ("--data.cache_dir=/proc/cache", "/proc/cache"),

@@ -5,16 +5,16 @@ batch, all tensors int64:
 
 | key | shape | what |
 |---|---|---|
-| ``query`` | (B, Q) | BOS (EOS without one) and the query's tokens, then EOS to the common width |
+| ``query`` | (B, Q) | BOS (EOS without one) and the query's tokens, padded with EOS |
 | ``query_lengths`` | (B,) | its tokens, including BOS or EOS |
-| ``steps`` | (B, R, Z) | the tokens of each step, EOS after them; R and Z at least 1 |
+| ``steps`` | (B, R, Z) | the tokens of each step, padded with EOS; R and Z at least 1 |
 | ``step_lengths`` | (B, R) | tokens of each step; 0 if there is no such step |
 | ``step_places`` | (B, R) | index in ``query`` of the token that each step belongs to, else -1 |
-| ``targets`` | (B, A) | the answer and an EOS, -100 after them |
+| ``targets`` | (B, A) | the answer and an EOS, padded with -100 |
 | ``sequence_id`` | (B,) | index of the row; in evaluation, index of its example |
 | ``group`` | (B,) | group for accuracies |
 | ``num_bytes`` | (B,) | UTF-8 bytes of the targets |
-| ``epochs`` | a float | training: trainer epochs that precede this batch's step |
+| ``epochs`` | a float | in training, the trainer epochs before this batch's step |
 
 If limit_train_batches shortens the trainer's epochs, ``epochs`` counts the short epochs, and a
 curriculum advances with them. With overfit_batches there are no ``epochs``: every epoch repeats the
@@ -40,7 +40,7 @@ from datamodules.text import IGNORE, target_bytes
 BatchCounter = Callable[[Batch], dict[str, float]]
 """Counts the normalisers of a model's loss in a batch."""
 
-_KEPT_COUNTS = 1024  # batches whose counts are cached; more than an optimiser step has
+_KEPT_COUNTS = 1024  # batches whose counts are cached, more than an optimiser step has
 
 
 class ReasoningSource(RowSource):
@@ -76,7 +76,7 @@ class ReasoningSource(RowSource):
         self._counts: dict[int, dict[str, float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the cached counts; loading processes recompute them."""
+        """Omits the cached counts, which data-loading workers recompute."""
         return {**vars(self), "_counts": {}}
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class ReasoningSource(RowSource):
         return self._counts[n]
 
     def _count(self, n: int) -> dict[str, float]:
-        rows = self._all_numbers(n)
+        rows = self._all_indices(n)
         if self._counter is not None:
             counted = self._counter(self._built(n, rows))
             return {name: float(count) for name, count in counted.items()}
@@ -102,7 +102,7 @@ class ReasoningSource(RowSource):
 
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see the module's docstring for its keys."""
-        return self._built(n, self._numbers(n))
+        return self._built(n, self._indices(n))
 
     def _built(self, n: int, rows: np.ndarray) -> Batch:
         batch = reasoning_batch(
@@ -130,19 +130,19 @@ def reasoning_batch(
         eos_id: Token after answers and in padding.
         start_id: Token before queries, BOS or EOS.
     """
-    real, numbers = which >= 0, which.clip(min=0)
-    query, query_lengths = _queries(examples, numbers, real, eos_id, start_id)
-    starts, lengths = examples.answers(numbers)
+    real, indices = which >= 0, which.clip(min=0)
+    query, query_lengths = _queries(examples, indices, real, eos_id, start_id)
+    starts, lengths = examples.answers(indices)
     lengths = np.where(real, lengths + 1, 0)  # plus the EOS stored after it
     targets = torch.from_numpy(_padded(examples, starts, lengths, IGNORE))
     positions, inside = _positions(starts, lengths)
     tokens = np.where(inside, targets.numpy(), 0)
     sizes = np.where(inside, examples.stream.bytes_at(positions, tokens), 0)
-    groups = np.where(real, examples.groups(numbers), NO_GROUP)
+    groups = np.where(real, examples.groups(indices), NO_GROUP)
     return {
         "query": torch.from_numpy(query),
         "query_lengths": torch.from_numpy(query_lengths),
-        **_steps(examples, numbers, real, eos_id),
+        **_steps(examples, indices, real, eos_id),
         "targets": targets,
         "sequence_id": torch.from_numpy(rows),
         "group": torch.from_numpy(groups),
@@ -151,29 +151,29 @@ def reasoning_batch(
 
 
 def _queries(
-    examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int, start_id: int
+    examples: Examples, indices: np.ndarray, real: np.ndarray, eos_id: int, start_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns queries after BOS or EOS (B, Q), and their lengths (B,)."""
-    starts, lengths = examples.queries(numbers)
+    """Returns queries that begin with BOS or EOS (B, Q), and their lengths (B,)."""
+    starts, lengths = examples.queries(indices)
     lengths = np.where(real, lengths, 0)
     query = _padded(examples, starts, lengths, eos_id, least=0)
     return np.pad(query, ((0, 0), (1, 0)), constant_values=start_id), lengths + 1
 
 
 def _steps(
-    examples: Examples, numbers: np.ndarray, real: np.ndarray, eos_id: int
+    examples: Examples, indices: np.ndarray, real: np.ndarray, eos_id: int
 ) -> dict[str, Tensor]:
     """Returns ``steps``, ``step_lengths`` and ``step_places``."""
-    counts = np.where(real, examples.num_steps(numbers), 0)
+    counts = np.where(real, examples.num_steps(indices), 0)
     order = np.arange(max(1, counts.max()))
-    there = order < counts[:, None]  # (B, R)
-    starts, lengths, places = (np.zeros(there.shape, dtype=np.int64) for _ in range(3))
-    row, step = np.nonzero(there)  # (S,) each, in row-major order as `there` selects
-    starts[there], lengths[there], places[there] = examples.steps(numbers[row], step)
+    is_step = order < counts[:, None]  # (B, R)
+    starts, lengths, places = (np.zeros(is_step.shape, dtype=np.int64) for _ in range(3))
+    row, step = np.nonzero(is_step)  # (S,) each, in row-major order as `is_step` selects
+    starts[is_step], lengths[is_step], places[is_step] = examples.steps(indices[row], step)
     return {
         "steps": torch.from_numpy(_padded(examples, starts, lengths, eos_id)),
         "step_lengths": torch.from_numpy(lengths),
-        "step_places": torch.from_numpy(np.where(there, places, -1)),
+        "step_places": torch.from_numpy(np.where(is_step, places, -1)),
     }
 
 

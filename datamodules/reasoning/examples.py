@@ -9,8 +9,8 @@ Sec. 3.4, App. A.3). This is the token before its marker, with these rules:
 would be one token too late;
 - if no text precedes the marker, it is the EOS before the query;
 - each token takes one step. The steps of consecutive markers go to successive tokens, from the
-first marker's token on (App. A.3); if they reach the token of a later marker, its step moves on in
-turn. NOTE(paper): the last rule is ours; the paper leaves this open.
+first marker's token on (App. A.3); if they reach the token of a later marker, its step moves on as
+well. NOTE(paper): the last rule is ours; the paper leaves this open.
 - all steps that would fall after the query's end belong to its last token.
 
 The model joins the steps of a chunk, with a separator token.
@@ -55,7 +55,7 @@ class Example:
     def __post_init__(self) -> None:
         """Checks the texts and the markers."""
         if not (self.query and self.answer and all(self.steps)):
-            raise ValueError(f"query, answer or a step is empty: {self}")
+            raise ValueError(f"the query, the answer or a step is empty: {self}")
         if len(self.steps) != len(self.markers):
             raise ValueError(f"{len(self.steps)} steps have {len(self.markers)} markers")
         places = (0, *self.markers, len(self.query))
@@ -158,7 +158,7 @@ class FixedTokens:
     """Token ids of the fixed text in rows.
 
     Attributes:
-        answer_prefix: Tokens before every answer, unscored, and also inserted at inference.
+        answer_prefix: Tokens before every answer, not scored, and also inserted at inference.
         step_separator: Tokens before every step of a written chain of thought.
     """
 
@@ -167,7 +167,7 @@ class FixedTokens:
 
 
 BATCH = 1024
-"""Examples to tokenise at once, on all cores if the library can."""
+"""Number of examples to tokenise together, on all cores if the library supports it."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class EncodedExample:
         token_sizes: UTF-8 bytes that each of these ids covers.
         sizes: UTF-8 bytes of each of these texts.
         alignment: Query tokens of the steps, or None if the ids do not decode to the texts, so that
-            offsets have no meaning.
+            offsets are meaningless.
         group: Group of the example.
     """
 

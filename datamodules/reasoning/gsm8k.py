@@ -1,8 +1,8 @@
 """GSM8K and GSM8K-Aug as questions with reasoning (Thinking States, Sec. 4.3 and App. A.5.2).
 
-Word problems whose steps are equations, from the hub or from files, placed by rule (`placement`) or
-by an `aligned_file`, which `align` writes. Each of its lines is a JSON object; keys other than
-these two are ignored::
+The word problems come from the hub or from files. Their steps are equations, which are placed by
+rule (`placement`) or by an `aligned_file`, written by `align`. Each of its lines is a JSON object;
+keys other than these two are ignored::
 
     {"query": "A robe takes 2 bolts of blue fiber and half that much<T> white fiber. ...<T>",
      "thinking": ["<<2/2=1>>", "<<2+1=3>>"]}
@@ -48,7 +48,7 @@ from datamodules.word_problems import (
 
 
 BAR = "||"
-"""Separates question and solution in the files of GSM8K-Aug."""
+"""Separator of question and solution in the files of GSM8K-Aug."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SolvedProblem:
 
     @property
     def identity(self) -> str:
-        """32 hex digits that identify question and solution."""
+        """32 hex digits that identify the question and its equations."""
         text = json.dumps([self.question, *self.equations])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -76,8 +76,8 @@ class SolvedProblem:
 def solved_problem(problem: Problem) -> SolvedProblem:
     """Returns a problem with its steps: the equations in its calculator annotations.
 
-    Text between them is left out, and so are calculations without an annotation. Separately
-    published steps are kept unchanged.
+    The text between them and calculations without an annotation are omitted. Separately published
+    steps are kept unchanged.
     """
     answer = result_of(problem.answer).replace(",", "")
     annotated = tuple(ANNOTATION.findall(problem.answer))
@@ -94,11 +94,11 @@ def read_solved(paths: Iterable[Path], key: str) -> Iterator[SolvedProblem]:
         key: Option that names the files, for messages.
 
     Raises:
-        ValueError: If a file is missing or empty, or a line is not such a problem.
+        ValueError: If a file is missing or empty, or a line is not a problem.
     """
     for path in paths:
         if not path.is_file():
-            raise ValueError(f"{key} ({path}): there is no such file")
+            raise ValueError(f"{key} ({path}): no such file")
         if check_format(path) == "jsonl":
             yield from map(solved_problem, read_problems(path, key).rows)
         else:
@@ -152,10 +152,10 @@ class MarkedProblems:
         path: jsonl file, also as .gz or .zst.
 
     Attributes:
-        counts: Lines read, and lines left out by reason.
+        counts: Number of lines read, and of lines left out by reason.
 
     Raises:
-        ValueError: If a line is not such an object.
+        ValueError: If a line is not an object with the two keys.
     """
 
     def __init__(self, path: Path) -> None:
@@ -181,7 +181,7 @@ def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
 
     Args:
         row: A line of the file, or a teacher's reply.
-        where: Its location, for the message.
+        where: Its location, for the error message.
 
     Raises:
         ValueError: If it is not an object with these two keys.
@@ -192,8 +192,8 @@ def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
     if isinstance(query, str) and isinstance(steps, list) and listed:
         return query, tuple(steps)
     raise ValueError(
-        f"{where}: expected an object with a text 'query', which has {MARKER} markers, and a list "
-        "of texts 'thinking'"
+        f"{where}: expected an object with a string 'query', which contains {MARKER} markers, and "
+        "a list of strings 'thinking'"
     )
 
 
@@ -201,19 +201,19 @@ def fields_of(row: Any, where: str) -> tuple[str, tuple[str, ...]]:
 
 
 VERSION = 2
-"""Incremented with any change of texts or step positions; part of the data's identity."""
+"""Incremented with every change of texts or step positions; part of the data's identity."""
 
 
 class ReasoningGSM8K(ReasoningDataModule):
     """Word problems whose solutions are equations, each placed in the question.
 
-    Without files the problems come from the hub: openai/gsm8k, which holds out a share of its train
-    split for validation, or GSM8K-Aug with its published splits. Local files have GSM8K's jsonl or
-    GSM8K-Aug's txt format (see `read_solved`).
+    Without files the problems come from the hub: openai/gsm8k, where a share of the train split is
+    held out for validation, or GSM8K-Aug with its published splits. Local files have GSM8K's jsonl
+    or GSM8K-Aug's txt format (see `read_solved`).
 
     Steps are the equations as published, ``<<48/2=24>>``. They are placed by rule (`placement`), or
-    by a file that a language model made (`teacher`): training problems that are not in the file are
-    then left out and counted, and other splits, whose markers are only for display, fall back to
+    by a file that a language model wrote (`teacher`). Training problems that are not in the file
+    are then left out and counted; other splits, whose markers are only for display, fall back to
     the rule. `report` has counts of the rule's decisions. The group is the number of steps.
 
     NOTE(paper): results lose their thousands separators, which comparisons of answers ignore.
@@ -222,26 +222,26 @@ class ReasoningGSM8K(ReasoningDataModule):
         dataset: Data set on the hub, if there are no data_files: openai/gsm8k, or GSM8K-Aug as
             whynlp/gsm8k-aug (385,620 training problems, whose steps are equations) or
             whynlp/gsm8k-aug-nl (steps in words).
-        revision: Commit, branch or tag of the data set on the hub; null takes the newest commit.
-        data_files: Training problems: one path or glob, or a list of them; null reads all from the
-            hub.
-        val_files: Validation problems; null holds out val_fraction of the training problems.
-        test_files: Test problems, with data_files; null holds out test_fraction of the training
-            problems. From the hub the test split is the hub's.
-        aligned_file: File with the marked training problems (see above); null places them by rule.
+        revision: Commit, branch or tag of the data set on the hub. Null uses the newest commit.
+        data_files: Training problems: one path or glob, or a list of them. Null reads all splits
+            from the hub.
+        val_files: Validation problems. Null holds out val_fraction of the training problems.
+        test_files: Test problems, with data_files. Null holds out test_fraction of the training
+            problems. Without data_files the hub's test split is used.
+        aligned_file: File with the marked training problems (see above). Null places them by rule.
         place_at: Position of the rule's markers: right after the last 'operand', or at the end of
             its 'clause' or 'sentence'.
         last_step_at_end: Whether the rule puts the last step after the question, as the paper's
             teacher does in all published examples.
-        **kwargs: See `ReasoningDataModule`; with `question_first` the question is also put before
-            the facts; as in Fig. 5, it stays at the end too.
+        **kwargs: See `ReasoningDataModule`. With `question_first` the question stands before the
+            facts as well as at the end, as in Fig. 5.
 
     Raises:
         ValueError: If an argument is invalid; when preparing, if a file or the hub cannot be read.
     """
 
     path_arguments: ClassVar[frozenset[str]] = ReasoningDataModule.path_arguments | {"aligned_file"}
-    # Files are identified by their content; only shares that apply count.
+    # Files are identified by their content, and fractions count only where they are used.
     not_in_source: ClassVar[frozenset[str]] = (
         ReasoningDataModule.not_in_source | path_arguments | {"dataset", "revision"}
     )
@@ -274,10 +274,10 @@ class ReasoningGSM8K(ReasoningDataModule):
         self._aligned_file = None if aligned_file is None else Path(aligned_file).expanduser()
         if self._aligned_file is not None and not self._aligned_file.is_file():
             raise ValueError(
-                f"aligned_file={aligned_file!r}: there is no such file. Write one with `python -m "
+                f"aligned_file={aligned_file!r}: no such file. Write one with `python -m "
                 "datamodules.reasoning.align teacher`, or set data.aligned_file to null."
             )
-        self._placing = PlacementRule(at=place_at, last_at_end=last_step_at_end)
+        self._rule = PlacementRule(at=place_at, last_at_end=last_step_at_end)
 
     # Sources of the problems
 
@@ -296,11 +296,11 @@ class ReasoningGSM8K(ReasoningDataModule):
     def source(self) -> dict[str, Any]:
         published = {"dataset": self._dataset, "revision": self._revision}
         published = {} if self._splits.has_files else published
-        usual = {"dataset": REPOSITORY, "revision": None}
+        defaults = {"dataset": REPOSITORY, "revision": None}
         return {
             **super().source(),
             **self._splits.source(),
-            **{key: value for key, value in published.items() if value != usual[key]},
+            **{key: value for key, value in published.items() if value != defaults[key]},
             "aligned": None if self._aligned_file is None else identify(self._aligned_file),
             "reader": VERSION,
         }
@@ -309,8 +309,8 @@ class ReasoningGSM8K(ReasoningDataModule):
         return self._splits.expects(split)
 
     def how_to_get(self, split: Split) -> str:
-        about = " Is data.aligned_file about these problems?" if self._aligned_file else ""
-        return self._splits.how_to_get(split) + about
+        check = " Check that data.aligned_file has these problems." if self._aligned_file else ""
+        return self._splits.how_to_get(split) + check
 
     def repeats_cure(self) -> str | None:
         return REMOVE_REPEATS if self._splits.has_files else published_repeats(self.document_noun)
@@ -350,7 +350,7 @@ class ReasoningGSM8K(ReasoningDataModule):
         if aligned is not None and split == "train":
             self.notice("left out, not in the aligned file")
             return None
-        placed = self._placing(problem.question, problem.equations)
+        placed = self._rule(problem.question, problem.equations)
         for name, count in counts_of(placed).items():
             self.notice(name, count)
         return placed.markers
@@ -367,7 +367,7 @@ class ReasoningGSM8K(ReasoningDataModule):
         return example.after(f"{question} ") if question else example
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a generated answer is the correct number; see `datamodules.numbers`."""
+        """Returns whether a generated answer is the right number; see `datamodules.numbers`."""
         return same_number(text, answer)
 
 

@@ -1,8 +1,8 @@
 """Kinship stories: chains of stated relations that imply another relation.
 
 A seeded generator in the style of CLUTRR (Sinha et al. 2019, arXiv 1908.06177). CLUTRR's text is
-crowd-sourced; templates write it here, so any number of stories can be generated without a
-download:
+crowd-sourced; here it is written from templates, so any number of stories can be generated without
+a download:
 
     Anna is Paul's mother. Anna's brother is Mark.
     Question: How is Mark related to Paul?
@@ -31,7 +31,7 @@ from datamodules.base import raise_problems, range_problems
 from datamodules.store import SPLITS, Split
 
 VERSION = 1
-"""Incremented with any change of the text; part of the corpus' identity."""
+"""Incremented with every change of the text; part of the corpus' identity."""
 FAMILIES = 64
 """Genealogies per seed; each story picks one and names its people."""
 MOST_HOPS = 12
@@ -196,11 +196,11 @@ T = TypeVar("T")
 class Draws:
     """Random choices from one key.
 
-    The standard generator guarantees reproducibility across versions only for seeding with a text
+    The standard generator guarantees reproducibility across versions only for seeding with a string
     and for `random()`; everything here is built on these two.
 
     Args:
-        key: Any text; the choices are a pure function of it and the previous calls.
+        key: Any string; the choices are a pure function of it and the previous calls.
     """
 
     def __init__(self, key: str) -> None:
@@ -294,7 +294,7 @@ class Family:
         return a, b
 
     def beget(self, a: int, b: int, gender: Gender) -> int:
-        """Adds a child of the couple; returns its index."""
+        """Adds a child of the couple; returns the child's index."""
         child = self.add(gender)
         self.people[child].parents = [a, b]
         self.people[a].children.append(child)
@@ -508,28 +508,28 @@ def _sentence(genealogy: Family, fact: Fact, names: dict[int, str], draws: Draws
 class Kinship(AnswerDataModule):
     """Stories of k stated relations followed by a question, after CLUTRR (arXiv 1908.06177).
 
-    Train and validation stories are short, test stories longer. The hop counts of a split have
-    equally many stories (up to one), and accuracy is reported for each. No story is in two splits.
-    Nothing is downloaded.
+    Training and validation stories are short, test stories longer. Each hop count of a split has
+    the same number of stories (plus or minus one), and accuracy is reported for each. No story is
+    in two splits. Nothing is downloaded.
 
     Validation does not measure composition: short chains have few sequences of relations, and
-    nearly all sequences in validation occur in training, so a lookup table would suffice. The test
-    does: it has longer sequences than training.
+    nearly all sequences in validation occur in training, so a lookup table would suffice. Testing
+    does, because its sequences are longer than those in training.
 
     `val_fraction` and `test_fraction` have no effect, because the splits have explicit sizes.
 
-    NOTE(paper): Thoughtbubbles (Fig. 7) names CLUTRR but neither lengths nor sizes. Hops 2 to 4 for
-    training and up to 10 for the test follow CLUTRR's experiments; the sizes are ours. CLUTRR's
-    sentences are crowd-sourced and some of its rules held out; ours are templates and all rules
-    occur in training.
+    NOTE(paper): Thoughtbubbles (Fig. 7) names CLUTRR but gives neither lengths nor sizes. Training
+    on 2 to 4 hops and testing on up to 10 follow CLUTRR's experiments; the sizes are ours. CLUTRR's
+    sentences are crowd-sourced and some of its rules are held out; ours are templates, and all
+    rules occur in training.
 
     Args:
-        hops: Stated relations per training and validation story, one or several numbers.
-        test_hops: Stated relations per test story.
+        hops: Numbers of stated relations per training and validation story.
+        test_hops: Numbers of stated relations per test story.
         train_stories: Number of training stories.
         val_stories: Number of validation stories; 0 omits the split.
         test_stories: Number of test stories; 0 omits the split.
-        distractors: Further facts per story that are irrelevant to the answer.
+        distractors: Number of further facts per story, which are irrelevant to the answer.
         shuffle_facts: Whether the facts are stated in random order instead of the chain's.
         story_seed: Seed of the stories and their families, non-negative; story i of a split is a
             pure function of (story_seed, split, i).
@@ -603,7 +603,7 @@ class Kinship(AnswerDataModule):
         """Returns the 22 relations."""
         return [f" {word}" for word in RELATIONS]
 
-    def groups(self, split: Split, numbers: np.ndarray) -> np.ndarray:
+    def groups(self, split: Split, indices: np.ndarray) -> np.ndarray:
         """Returns the hops of each story."""
         hops = np.array(self._hops[split], dtype=np.int64)
-        return hops[numbers % len(hops)]
+        return hops[indices % len(hops)]

@@ -42,8 +42,8 @@ class FileSplits:
         patterns: Paths and globs of each split, all None if the rows are not in files.
         check: Raises a ValueError for a file that cannot be read.
         val_fraction: Share of the training rows held out for validation if it has no separate rows.
-        test_fraction: Share of the training rows held out for the test if it has no separate rows.
-        published: Splits that have separate rows without files.
+        test_fraction: Share of the training rows held out for testing if it has no separate rows.
+        published: Splits that have separate rows if there are no files.
 
     Raises:
         ValueError: If there are files of other splits, but none for training.
@@ -64,8 +64,8 @@ class FileSplits:
         named = [FILE_KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
         if named and not self.has_files:
             raise ValueError(
-                f"{' and '.join(named)} name files, but data_files none. Set data.data_files too: "
-                "either all splits come from files or none does."
+                f"{' and '.join(named)} name files, but data_files is null. Set data.data_files "
+                "too: either all splits come from files or none does."
             )
         named_splits = {split for split in SPLITS if patterns[split] is not None}
         self._own = named_splits if self.has_files else set(published)
@@ -127,9 +127,9 @@ class ReasoningDataModule(LanguageDataModule):
     """Batches of questions, reasoning steps and answers.
 
     A task implements `examples(split)`, and overrides `expects` and `how_to_get` for splits of
-    explicit sizes, `group_name` for the grouping of accuracies, and `is_right` for the grading of
-    answers. While it generates examples, it reports counts with `notice`; they appear in meta.json
-    and in `report`.
+    explicit sizes, `group_name` for grouping accuracies, and `is_right` for grading answers. While
+    it generates examples, it reports counts with `notice`; they appear in meta.json and in
+    `report`.
 
     The rows are the same for every method, which builds its inputs from them. See `batches` for the
     keys. A row of text has the query, `step_separator` and text of each step, `answer_prefix`, the
@@ -139,16 +139,16 @@ class ReasoningDataModule(LanguageDataModule):
     from its `not_in_source`.
 
     Args:
-        block_size: Maximum tokens of a row of text, including the EOS before the query and the EOS
-            after the answer. Batches are only as wide as their rows need.
-        train_windows: 'packed' visits each example once an epoch, in a new order; 'random' draws
+        block_size: Maximum length of a row of text in tokens, including the EOS before the query
+            and the EOS after the answer. Batches are only as wide as their rows need.
+        train_windows: 'packed' visits each example once per epoch, in a new order; 'random' draws
             examples with replacement.
-        max_length: Maximum tokens of a training example, counted as for block_size; longer ones are
-            left out and counted. Null keeps all. Examples of other splits are left out only if they
-            are longer than block_size.
-        answer_prefix: Fixed text before every answer, unscored and also given at inference. In
-            methods with one latent state per chunk, the state after the last chunk of a query
-            enters here, so it must not be empty.
+        max_length: Maximum length of a training example in tokens, counted as for block_size.
+            Longer ones are left out and counted. Null keeps all. Examples of other splits are left
+            out only if they are longer than block_size.
+        answer_prefix: Fixed text before every answer, which is not scored and is also inserted at
+            inference. In methods with one latent state per chunk, the state after the last chunk of
+            a query enters here, so it must not be empty.
         step_separator: Text before every step in a written chain of thought.
         question_first: Whether the question precedes its context (Thinking States, Fig. 5), if the
             task can separate them.
@@ -232,7 +232,7 @@ class ReasoningDataModule(LanguageDataModule):
     # Text
 
     def documents(self, split: Split) -> Iterator[str]:
-        """Yields the texts of a split: queries, steps, answers, as often as in rows."""
+        """Yields the texts of a split, for training a tokenizer: queries, steps and answers."""
         for example in self.examples(split):
             yield example.query
             for step in example.steps:
@@ -257,7 +257,7 @@ class ReasoningDataModule(LanguageDataModule):
     def prepare_data(self) -> None:
         """Tokenises and aligns the examples into `store_dir`, unless the store exists.
 
-        Logs the numbers of kept and omitted examples.
+        It logs the numbers of kept and omitted examples.
 
         Raises:
             ValueError: If an expected split has no examples, or the task or the tokenizer has a
@@ -332,7 +332,7 @@ class ReasoningDataModule(LanguageDataModule):
         return {split: self._store.report(split) for split in SPLITS}
 
     def longest_thought(self, chunk_size: int) -> int:
-        """Returns the length of the longest thought in training; see `Examples.longest_thought`.
+        """Returns the length of the longest training thought; see `Examples.longest_thought`.
 
         Models limit thoughts to this length at inference.
         """
@@ -351,7 +351,7 @@ class ReasoningDataModule(LanguageDataModule):
 
     @property
     def block_size(self) -> int:
-        """Maximum tokens of a row of text."""
+        """Maximum length of a row of text in tokens."""
         return self._block_size
 
     def row_tokens(self, split: Split) -> int:
@@ -404,7 +404,7 @@ class ReasoningDataModule(LanguageDataModule):
         )
 
     def _epoch_batches(self, available: int) -> int | None:
-        """Returns the batches of a trainer epoch, or None if all epochs repeat the first."""
+        """Returns the batches per trainer epoch, or None if all epochs repeat the first."""
         if self.trainer is None:
             return available
         if getattr(self.trainer, "overfit_batches", 0) > 0:  # set by Trainer, not declared
@@ -423,7 +423,7 @@ class ReasoningDataModule(LanguageDataModule):
             ValueError: Always.
         """
         raise ValueError(
-            f"predict scores the tokens of prompts, and {type(self).__name__} has questions whose "
+            f"predict scores the tokens of prompts, but {type(self).__name__} has questions whose "
             "answers alone are scored. Use `python evaluate.py reason` for answers to the "
             "questions of a split, or `python evaluate.py generate` for answers to other "
             "questions."

@@ -167,10 +167,13 @@ def _composed(value: Fraction, following: re.Match[str]) -> Iterator[NumberMenti
         yield NumberMention(value + Fraction(int(following["above"]), int(following["below"])), end)
 
 
-def _fraction(above: Fraction, below: Fraction, end: int) -> Iterator[NumberMention]:
+def _fraction(numerator: Fraction, denominator: Fraction, end: int) -> Iterator[NumberMention]:
     """Yields a fraction and its denominator; the numerator is mentioned before it."""
-    yield from (NumberMention(value, end) for value in (below, above / below))
-    yield from (NumberMention(v, end, stated=False) for v in (1 - above / below, below - above))
+    yield from (NumberMention(value, end) for value in (denominator, numerator / denominator))
+    yield from (
+        NumberMention(v, end, stated=False)
+        for v in (1 - numerator / denominator, denominator - numerator)
+    )
 
 
 def _percent(value: Fraction, end: int) -> Iterator[NumberMention]:
@@ -299,13 +302,13 @@ class PlacementRule:
         verdicts: list[Verdict] = []
         implied: list[bool] = []
         for index, equation in enumerate(equations):
-            found = sources.of(operands(equation), markers[-1] if markers else 0)
-            end = self._end_after(query, found.offset)
+            match = sources.of(operands(equation), markers[-1] if markers else 0)
+            end = self._end_after(query, match.offset)
             if self.last_at_end and index == len(equations) - 1:
                 end = len(query)
             markers.append(end)
-            verdicts.append(found.verdict)
-            implied.append(found.implied)
+            verdicts.append(match.verdict)
+            implied.append(match.implied)
             sources.add(result(equation))
         return StepPlacement(tuple(markers), tuple(verdicts), tuple(implied))
 
@@ -345,21 +348,21 @@ class _Sources:
         earliest = latest = bound
         missing = implied = False
         for value, uses in Counter(values).items():
-            places, said = self._places(value, bound)
-            implied |= not said
-            if not places:
+            positions, available = self._positions(value, bound)
+            implied |= not available
+            if not positions:
                 missing |= value != 1
                 continue
-            earliest = max(earliest, places[min(uses, len(places)) - 1])
-            latest = max(latest, places[-1])
+            earliest = max(earliest, positions[min(uses, len(positions)) - 1])
+            latest = max(latest, positions[-1])
         if missing:
             return _Match(self._end, "missing", implied)
         return _Match(earliest, "decided" if earliest == latest else "tie", implied)
 
-    def _places(self, value: Fraction, bound: int) -> tuple[list[int], bool]:
+    def _positions(self, value: Fraction, bound: int) -> tuple[list[int], bool]:
         """Returns the positions of a value, ascending, and whether it is stated or a result."""
-        said = [bound] * self._results[value] + [max(bound, p) for p in self._stated[value]]
-        if said:
-            return said, True
+        available = [bound] * self._results[value] + [max(bound, p) for p in self._stated[value]]
+        if available:
+            return available, True
         known = [max(bound, offset) for offset in self._implied[value]]
         return known, not known

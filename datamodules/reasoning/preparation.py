@@ -12,8 +12,8 @@ arrays of int64::
 meta.json also has, for each split, the number of examples, the length of the longest row, and a
 report: counts of examples read, kept, and left out by reason.
 
-`prepare_examples` writes the folder under another name, under a file lock, and renames it at the
-end, so it is visible only when complete. A killed preparation starts over; it takes minutes at
+`prepare_examples` writes the folder under a temporary name, under a file lock, and renames it at
+the end, so it is visible only when complete. A killed preparation starts over; it takes minutes at
 most.
 """
 
@@ -107,7 +107,7 @@ class ExampleStore(Store):
         folder: Folder that `prepare_examples` wrote.
 
     Raises:
-        StoreError: If there is none, it has another format, or its files do not match meta.json.
+        StoreError: If it is missing, has a different format, or does not match its meta.json.
     """
 
     def _files(self) -> Iterator[tuple[str, int, np.dtype]]:
@@ -138,7 +138,7 @@ class ExampleStore(Store):
                 self.folder, f"{path.name} does not index the texts of {part['examples']} examples"
             )
         examples = self.examples(split)
-        if examples.has_foreign_places():
+        if examples.has_misplaced_steps():
             raise damaged(self.folder, f"{split}.places has steps outside their query")
 
     def report(self, split: Split) -> dict[str, int]:
@@ -182,41 +182,41 @@ class Examples:
         """Returns the number of examples, N."""
         return len(self._groups)
 
-    def groups(self, numbers: np.ndarray) -> np.ndarray:
+    def groups(self, indices: np.ndarray) -> np.ndarray:
         """Returns the group of each example, int64."""
-        return np.asarray(self._groups[numbers])
+        return np.asarray(self._groups[indices])
 
-    def num_steps(self, numbers: np.ndarray) -> np.ndarray:
+    def num_steps(self, indices: np.ndarray) -> np.ndarray:
         """Returns the number of steps of each example, int64."""
-        return np.asarray(self._firsts[numbers + 1] - self._firsts[numbers] - 2)
+        return np.asarray(self._firsts[indices + 1] - self._firsts[indices] - 2)
 
-    def queries(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def queries(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the start of each query in the stream, and its length without EOS."""
-        return self._spans(self._firsts[numbers])
+        return self._spans(self._firsts[indices])
 
-    def answers(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def answers(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the start of each answer in the stream, and its length without EOS."""
-        return self._spans(self._firsts[numbers + 1] - 1)
+        return self._spans(self._firsts[indices + 1] - 1)
 
     def steps(
-        self, numbers: np.ndarray, places: np.ndarray
+        self, indices: np.ndarray, step_indices: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns start, length without EOS, and query token of steps.
+        """Returns the start, the length without EOS and the query token of steps.
 
         Args:
-            numbers: Indices of examples, any shape.
-            places: Index of the step in its example, of the same shape.
+            indices: Indices of examples, any shape.
+            step_indices: Index of the step in its example, of the same shape.
         """
-        starts, lengths = self._spans(self._firsts[numbers] + 1 + places)
-        return starts, lengths, np.asarray(self._places[self._step_numbers(numbers) + places])
+        starts, lengths = self._spans(self._firsts[indices] + 1 + step_indices)
+        return starts, lengths, np.asarray(self._places[self._step_indices(indices) + step_indices])
 
     def _spans(self, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         starts = self.stream.starts(texts)
         return starts, self.stream.ends(texts) - 1 - starts
 
-    def _step_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the index of each example's first step; two texts per example are no steps."""
-        return np.asarray(self._firsts[numbers] - 2 * numbers)
+    def _step_indices(self, indices: np.ndarray) -> np.ndarray:
+        """Returns each example's first step; query and answer are texts, but not steps."""
+        return np.asarray(self._firsts[indices] - 2 * indices)
 
     def mean_query_and_answer(self) -> float:
         """Returns the mean length of a query and its answer, with an EOS each."""
@@ -241,7 +241,7 @@ class Examples:
         Chunks are aligned to the end of the query, so the first chunk may be shorter.
 
         Args:
-            chunk_size: Tokens of a chunk (c).
+            chunk_size: Number of tokens per chunk (c).
         """
         examples, _ = self._all_steps()
         places = self._before_end(examples)
@@ -255,7 +255,7 @@ class Examples:
         count.
 
         Args:
-            chunk_size: Tokens of a chunk, as for `crossings`.
+            chunk_size: Number of tokens per chunk, as for `crossings`.
         """
         examples, order = self._all_steps()
         if not len(examples):
@@ -266,7 +266,7 @@ class Examples:
         new = np.diff(examples, prepend=-1) | np.diff(chunks, prepend=chunks[0])
         return int(np.add.reduceat(lengths + 1, np.flatnonzero(new)).max()) - 1
 
-    def has_foreign_places(self) -> bool:
+    def has_misplaced_steps(self) -> bool:
         """Returns whether a step's token is outside its query and the EOS before it."""
         if not len(self._places):
             return False
@@ -295,7 +295,7 @@ class Examples:
 
 
 VERSION = 1
-"""Incremented with any change in how examples are tokenised, aligned or stored."""
+"""Incremented with every change in how examples are tokenised, aligned or stored."""
 
 
 def prepare_examples(
@@ -309,15 +309,15 @@ def prepare_examples(
     noticed: Callable[[], Mapping[str, int]] = dict,
     check: Callable[[Reports], None] = lambda reports: None,
 ) -> bool:
-    """Writes the store at `folder` unless it exists; several processes may call it at once.
+    """Writes the store at `folder` unless it exists, and returns whether this call wrote it.
 
-    Returns whether this call wrote it.
+    Several processes may call it at the same time.
 
     Args:
         folder: Path of the store; its parents are created.
-        description: Returns further content of meta.json; called once, first.
-        examples: Called once for each split.
-        make_tokenizer: Called once, before `examples`.
+        description: Returns further content of meta.json; it is called once, before the others.
+        examples: Yields the examples of a split; called once for each split.
+        make_tokenizer: Makes the tokenizer; called once, before `examples`.
         wording: Returns the ids of the fixed text in rows.
         max_length: Maximum length of a training example's row. None means no limit.
         noticed: Returns further counts for the report; called after the last example of each split.

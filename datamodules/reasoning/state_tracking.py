@@ -31,7 +31,7 @@ from datamodules.store import SPLITS, Split
 Task = Literal["parity", "vars"]
 
 VERSION = 1
-"""Incremented with any change of the text; part of the data's identity."""
+"""Incremented with every change of the text; part of the data's identity."""
 
 STATES = ("tails", "heads")
 """States 0 and 1; the final state is the first state plus all flips, modulo 2."""
@@ -53,9 +53,10 @@ class StateTracking(ReasoningDataModule):
     """Texts of n operations on a state, with a marker for the new state after each operation.
 
     Training and validation texts are short, test texts longer: length generalisation (Sec. 4.2).
-    Each number of operations in a split has equally many texts (up to one). Nothing is downloaded.
+    Each number of operations in a split has the same number of texts (plus or minus one). Nothing
+    is downloaded.
 
-    There are few short texts (8 in Parity with one operation), so texts repeat, also across
+    There are few short texts (8 in Parity with one operation), so texts repeat, even across
     training and validation; validation measures whether the training lengths are solved.
 
     NOTE(paper): the paper trains on up to N in {10, 20, 40} operations and tests on N to 100; the
@@ -75,7 +76,7 @@ class StateTracking(ReasoningDataModule):
             (example_seed, split, i) and of its number of operations.
         variables: Number of variables (a, b, c and so on) in Vars.
         modulus: Modulus of values and sums in Vars.
-        answer_prefix: Text before the answer; null takes the task's default, as above.
+        answer_prefix: Text before the answer. Null uses the task's default, as above.
         **kwargs: See `ReasoningDataModule`.
 
     Raises:

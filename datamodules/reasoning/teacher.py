@@ -1,15 +1,15 @@
 """Placement of GSM8K's steps by a language model (Thinking States, Sec. 3.4, App. A.5.2).
 
 The task is the one in Fig. 7, reworded: put a marker where each given calculation becomes possible,
-and change nothing else. The prompt has three solved problems. The reply is a JSON object.
+and change nothing else. The prompt has three solved examples, and the reply is a JSON object.
 
-Every reply is checked by exact match and written at once: valid replies go into the output, which
-`gsm8k.MarkedProblems` reads, and the others into a file next to it, with the reason. A killed run
+Every reply is checked by exact match and written at once: valid replies go to the output, which
+`gsm8k.MarkedProblems` reads, and the others to a file next to it, with the reason. A killed run
 loses only its pending requests; the next run requests only problems in neither file.
 
-Requests go through the `openai` client (the extra of that name) to any compatible endpoint; the
-client retries if a server is overloaded. The key is read from an environment variable and sent only
-in the request header: it is removed from quoted server replies, and never sent over plain HTTP to
+Requests go through the `openai` client (the extra `openai`) to any compatible endpoint; the client
+retries if a server is overloaded. The API key is read from an environment variable and sent only in
+the request header: it is removed from quoted server replies, and never sent over plain HTTP to
 other machines.
 """
 
@@ -80,12 +80,13 @@ EXAMPLES = (
 
 def messages(problem: SolvedProblem) -> list[Message]:
     """Returns the conversation that asks for the markers of a problem."""
-    talk = [{"role": "system", "content": INSTRUCTIONS}]
+    conversation = [{"role": "system", "content": INSTRUCTIONS}]
     for example in EXAMPLES:
         reply = {"query": example.marked(), "thinking": list(example.steps)}
-        talk.append(_task(example.query, example.steps))
-        talk.append({"role": "assistant", "content": json.dumps(reply, ensure_ascii=False)})
-    return [*talk, _task(problem.question, problem.equations)]
+        content = json.dumps(reply, ensure_ascii=False)
+        conversation.append(_task(example.query, example.steps))
+        conversation.append({"role": "assistant", "content": content})
+    return [*conversation, _task(problem.question, problem.equations)]
 
 
 def _task(query: str, steps: Sequence[str]) -> Message:
@@ -100,23 +101,23 @@ class RejectedReplyError(ValueError):
 def read_reply(reply: str, problem: SolvedProblem) -> str:
     """Returns the marked problem of a reply, checked by exact match (App. A.5.2).
 
-    Text around the object, e.g. a code fence or thoughts, is ignored.
+    Text around the JSON object, e.g. a code fence or thoughts, is ignored.
 
     Args:
         reply: Text that the language model generated.
         problem: The problem in the request.
 
     Raises:
-        RejectedReplyError: If there is no such object, the problem without markers or the list of
-            calculations was changed, or the number of markers is wrong.
+        RejectedReplyError: If there is no valid object, the problem or the list of calculations was
+            changed, or the number of markers is wrong.
     """
     marked, steps = _read_object(reply)
     if marked.replace(MARKER, "") != problem.question:
-        raise RejectedReplyError("another problem")
+        raise RejectedReplyError("changed problem")
     if steps != problem.equations:
-        raise RejectedReplyError("other calculations")
+        raise RejectedReplyError("changed calculations")
     if len(offsets(marked)) != len(steps):
-        raise RejectedReplyError("another number of markers")
+        raise RejectedReplyError("wrong number of markers")
     return marked
 
 
@@ -128,7 +129,7 @@ def _read_object(reply: str) -> tuple[str, tuple[str, ...]]:
             return fields_of(decoder.raw_decode(reply, start)[0], "reply")
         except (ValueError, RecursionError):
             start = reply.find("{", start + 1)
-    raise RejectedReplyError("no such JSON object")
+    raise RejectedReplyError("no valid JSON object")
 
 
 # ---- the endpoint
@@ -154,31 +155,31 @@ class EndpointConfig:
     """
 
     url: str
-    """Address without /chat/completions: https://api.openai.com/v1, http://localhost:8000/v1."""
+    """Base URL without /chat/completions: https://api.openai.com/v1, http://localhost:8000/v1."""
     model: str
     """Name of the model at the endpoint."""
     key_variable: str | None = "OPENAI_API_KEY"
-    """Environment variable with the key; null for an endpoint that needs none."""
+    """Environment variable with the API key, or null for an endpoint that needs none."""
     retries: int = 8
-    """Number of retries after an overloaded or failing server, with increasing delays."""
+    """Number of retries if the server is overloaded or fails, with increasing delays."""
     timeout: float = 120.0
     """Seconds to wait for an answer."""
     temperature: float | None = 0.0
-    """Sampling temperature; null for models that only accept their default."""
+    """Sampling temperature, or null for models that accept only their default."""
     max_tokens: int | None = None
-    """Maximum tokens of a reply; null for the endpoint's limit."""
+    """Maximum length of a reply in tokens, or null for the endpoint's limit."""
 
     def __post_init__(self) -> None:
         """Checks the values."""
         address = urllib.parse.urlsplit(self.url)
         if address.scheme not in ("http", "https") or not address.hostname or " " in self.url:
             raise ValueError(
-                f"url={self.url!r} must be an address such as https://api.openai.com/v1"
+                f"url={self.url!r} must be a base URL such as https://api.openai.com/v1"
             )
         if address.username or address.password:
-            raise ValueError("url must not hold a name or a password; give the key by key_variable")
+            raise ValueError("url must not contain a user or password; set key_variable instead")
         if not self.model:
-            raise ValueError("model='' must be a name that the endpoint knows")
+            raise ValueError("model='' must be the name of a model at the endpoint")
         if self.retries < 0:
             raise ValueError(f"retries={self.retries} must be at least 0")
         if not self.timeout > 0:
@@ -187,7 +188,7 @@ class EndpointConfig:
             raise ValueError(f"max_tokens={self.max_tokens} must be at least 1, or null")
 
     def key(self) -> str | None:
-        """Returns the key.
+        """Returns the API key, or None if the endpoint needs none.
 
         Raises:
             ValueError: If the variable is not set, or the key would be sent unencrypted.
@@ -201,7 +202,7 @@ class EndpointConfig:
                 "endpoint there, or set key_variable to null for one that needs none"
             )
         if not (key.isascii() and key.isprintable()):  # a header error would quote the key
-            raise ValueError(f"{self.key_variable} holds more than a key; set it again")
+            raise ValueError(f"{self.key_variable} contains more than an API key; set it again")
         address = urllib.parse.urlsplit(self.url)
         if address.scheme == "http" and address.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ValueError(
@@ -212,7 +213,7 @@ class EndpointConfig:
 
 
 class ChatEndpoint:
-    """Sends conversations through the `openai` client; threads may share it.
+    """Sends conversations through the `openai` client; it is thread-safe.
 
     Args:
         config: Settings of the endpoint and the model.
@@ -235,7 +236,7 @@ class ChatEndpoint:
         """Aborts pending requests."""
         self._client.close()
 
-    def complete(self, talk: Sequence[Message]) -> str:
+    def complete(self, conversation: Sequence[Message]) -> str:
         """Returns the model's reply to a conversation; empty if it only refuses.
 
         Raises:
@@ -243,19 +244,20 @@ class ChatEndpoint:
             UnfitRequestError: If it rejects this request.
         """
         openai = _library()
-        options = {key: getattr(self._config, key) for key in ("temperature", "max_tokens")}
-        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+        keys = ("temperature", "max_tokens")
+        options: dict[str, Any] = {key: getattr(self._config, key) for key in keys}
+        options = {key: value for key, value in options.items() if value is not None}
         try:
             reply = self._client.chat.completions.create(
-                model=self._config.model, messages=list(talk), **given
+                model=self._config.model, messages=list(conversation), **options
             )
             contents = [choice.message.content for choice in reply.choices]  # empty if it refuses
             return next(iter(contents), None) or ""
         except openai.APIStatusError as error:
             error_cls = UnfitRequestError if error.status_code in _UNFIT else EndpointError
-            said = f"HTTP {error.status_code}: {self._quote(error.response.text)}"
+            status = f"HTTP {error.status_code}: {self._quote(error.response.text)}"
             raise error_cls(
-                f"{self._config.url}: {said}. {self._cure(error.status_code)}"
+                f"{self._config.url}: {status}. {self._cure(error.status_code)}"
             ) from error
         except openai.APIConnectionError as error:
             cause = self._quote(str(error.__cause__ or error))
@@ -265,8 +267,8 @@ class ChatEndpoint:
             ) from error
         except (openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise EndpointError(
-                f"{self._config.url} does not answer as OpenAI does ({self._quote(str(error))}). "
-                "Check url."
+                f"{self._config.url} sent a reply that the openai client cannot read "
+                f"({self._quote(str(error))}). Check url."
             ) from error
 
     def _cure(self, status: int) -> str:
@@ -277,9 +279,9 @@ class ChatEndpoint:
             return f"Check the key in {self._config.key_variable}."
         return "Check url, model and options."
 
-    def _quote(self, said: str) -> str:
+    def _quote(self, message: str) -> str:
         """Returns the beginning of a server's message, without the key."""
-        text = " ".join(said.split())
+        text = " ".join(message.split())
         return (text if self._key is None else text.replace(self._key, "***"))[:200]
 
 
@@ -293,8 +295,8 @@ def _library() -> Any:
         import openai
     except ImportError as error:
         raise ValueError(
-            f"a teacher needs the package openai ({error}): pip install -e '.[openai]', or place "
-            "the steps with the command `rule`"
+            f"a teacher needs the package openai ({error}): run pip install -e '.[openai]', or "
+            "place the steps with the command `rule`"
         ) from error
     return openai
 
@@ -304,9 +306,9 @@ def _library() -> Any:
 
 Ask = Callable[[Sequence[Message]], str]
 
-KEPT, DROPPED, THERE, NO_STEPS = "kept", "dropped", "there already", "without steps"
+KEPT, DROPPED, DONE, NO_STEPS = "kept", "dropped", "already done", "without steps"
 
-_MOST_UNFIT = 10  # rejected requests in a row, which cannot be due to the problems
+_MAX_UNFIT = 10  # consecutive rejected requests, which cannot be due to the problems
 _QUOTED = 2000  # characters of a rejected reply to keep
 
 
@@ -337,16 +339,15 @@ def place_steps(
         or without steps.
 
     Raises:
-        ValueError: If another process writes the output, or the output has foreign lines.
+        ValueError: If another process writes the output, or it has lines of another program.
         EndpointError: If `ask` raises it; earlier replies are in the output.
     """
     with only_writer(output):
         dropped = dropped_path(output)
         counts: Counter[str] = Counter()
         waiting = _to_ask(problems, _written(output) | _written(dropped), counts)
-        refused: list[
-            dict[str, Any]
-        ] = []  # consecutive rejections; either all are due to the options, or none
+        # Consecutive rejections; either all of them are due to the options, or none.
+        refused: list[dict[str, Any]] = []
         with contextlib.closing(_answers(ask, waiting, concurrency)) as answers:
             for problem, answered in answers:
                 row, reason = _judged(problem, answered)
@@ -354,7 +355,7 @@ def place_steps(
                 report(counts)
                 if reason == "refused":
                     refused.append(row)
-                    if len(refused) == _MOST_UNFIT:
+                    if len(refused) == _MAX_UNFIT:
                         answered.result()  # raises the endpoint's error
                     continue
                 _append(dropped, refused)
@@ -371,7 +372,7 @@ def _to_ask(
         if not problem.equations:
             counts[NO_STEPS] += 1
         elif problem.identity in done:
-            counts[THERE] += 1
+            counts[DONE] += 1
         else:
             done.add(problem.identity)
             yield problem
@@ -401,7 +402,7 @@ def _answers(
 ) -> Generator[tuple[SolvedProblem, "Future[str]"]]:
     """Yields problems and their finished requests as they complete, with little read-ahead.
 
-    Once closed, it sends no further request.
+    Closing it cancels all requests that have not started.
     """
     pool = ThreadPoolExecutor(concurrency)
     sent: dict[Future[str], SolvedProblem] = {}
@@ -423,20 +424,20 @@ def _written(path: Path) -> set[str]:
     Raises:
         ValueError: If a line has another format.
     """
-    ids, whole = set(), 0
+    ids, size = set(), 0  # bytes of the complete lines
     content = path.read_bytes() if path.exists() else b""
     for line_number, line in enumerate(content.splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):
-            os.truncate(path, whole)
+            os.truncate(path, size)
             break
         try:
             ids.add(str(parse_json(line)["id"]))
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{path}, line {line_number} is not a line of this command's output; name another "
-                "file, or remove the line"
+                f"{path}, line {line_number} was not written by this command; name another file, "
+                "or remove the line"
             ) from error
-        whole += len(line)
+        size += len(line)
     return ids
 
 

@@ -1,8 +1,8 @@
 """Two-hop questions: what is the r2 of the r1 of e1? (Thinking States, Sec. 4.3).
 
 A generated world has people, works, companies, cities and countries, and relations between them.
-All names are made up, so that no model knows a fact beforehand. A relation is a function: it has
-one object for each subject of its type.
+All names are invented, so that no model knows a fact beforehand. A relation is a function: each
+subject of its type has one object.
 
 Files have questions about the real world, in one of two published formats. Both are csv with a
 header and one question per row; other columns are ignored.
@@ -10,19 +10,19 @@ header and one question per row; other columns are ignored.
 `TwoHopFact.csv`, and SOCRATES, of Yang et al. (arXiv 2402.16837, 2411.16679; on the hub as
 soheeyang/TwoHopFact and soheeyang/SOCRATES):
 
-| column | holds |
+| column | content |
 |---|---|
 | ``e1.value``, ``e2.value``, ``e3.value`` | names of subject, bridge and answer |
-| ``e2.aliases``, ``e3.aliases`` | other names, a Python tuple of tuples of texts; may be missing |
+| ``e2.aliases``, ``e3.aliases`` | other names, a Python tuple of tuples of strings; optional |
 | ``r1(e1).prompt``, ``r2(e2).prompt`` | the facts up to their objects, "The singer of X is" |
 | ``r2(r1(e1)).prompt`` | the question, "The mother of the singer of X is" |
 
 `two_hop.csv` with templates of Biran et al. (arXiv 2406.12775, "Hopping Too Late"):
 
-| column | holds |
+| column | content |
 |---|---|
 | ``e1_label``, ``e2_label``, ``e3_label`` | names of subject, bridge and answer |
-| ``e2_aliases``, ``e3_aliases`` | other names, a Python list of texts; may be missing |
+| ``e2_aliases``, ``e3_aliases`` | other names, a Python list of strings; optional |
 | ``r1_template``, ``r2_template`` | the relations with ``{}``: "the spouse of {}", "{} is led by" |
 | ``source_prompt`` | the question, "the spouse of the performer of X is" |
 """
@@ -80,11 +80,11 @@ class Hop:
 
 @dataclass(frozen=True)
 class Chain:
-    """Two facts, the object of the first being the subject of the second, and a question over both.
+    """Two facts that share the bridge entity, and a question over both.
 
     Attributes:
-        question: Question for the second fact's object from the first fact's subject, without
-            naming the bridge entity.
+        question: Question that names the first fact's subject and asks for the second fact's
+            object, without naming the bridge entity.
         first: The fact about e1, whose object is the bridge entity e2.
         second: The fact about e2, whose object is the answer e3.
     """
@@ -106,7 +106,7 @@ def end_of(subject: str, question: str) -> int:
 EntityType = Literal["book", "film", "song", "company", "person", "city", "country", "currency"]
 
 VERSION = 1
-"""Incremented with any change of the text; part of the data's identity."""
+"""Incremented with every change of the text; part of the data's identity."""
 
 
 @dataclass(frozen=True)
@@ -367,8 +367,8 @@ class TwoHop(ReasoningDataModule):
     *Full knowledge* (one_hop: true): training has every fact as a one-hop question, including the
     facts of test questions, and the two-hop questions that are not held out. No two-hop question is
     in two splits. *Parametric knowledge* (known_file, one_hop: false): the facts come from the real
-    world, and only questions whose two facts the base model knows are kept;
-    docs/papers/known_facts.py finds them.
+    world, and only questions are kept whose two facts the base model knows, as measured by
+    docs/papers/known_facts.py.
 
     Without files the world is generated (`Knowledge`): two-hop questions cover all pairs of
     composable facts, in a seeded order. Files have one of the published formats (see above).
@@ -381,15 +381,15 @@ class TwoHop(ReasoningDataModule):
 
     Args:
         dataset: Data set on the hub of csv files in one of the formats, such as
-            soheeyang/TwoHopFact; null takes data_files or generates a world.
-        revision: Commit, branch or tag of the data set on the hub; null takes the newest commit.
-        data_files: Questions: one path or glob of csv files, or a list of them; null takes dataset
+            soheeyang/TwoHopFact. Null reads data_files or generates a world.
+        revision: Commit, branch or tag of the data set on the hub. Null uses the newest commit.
+        data_files: Questions: one path or glob of csv files, or a list of them. Null reads dataset
             or generates a world.
-        val_files: Validation questions; null holds out val_fraction of the two-hop questions.
-        test_files: Test questions; null holds out test_fraction of the two-hop questions.
-        known_file: jsonl of facts that says which ones a model knows; null keeps all questions.
+        val_files: Validation questions. Null holds out val_fraction of the two-hop questions.
+        test_files: Test questions. Null holds out test_fraction of the two-hop questions.
+        known_file: jsonl file that says which facts a model knows. Null keeps all questions.
         one_hop: Whether training has the facts of all splits as one-hop questions.
-        steps: 'bridge' takes the entity between the two hops, 'facts' both facts as statements.
+        steps: 'bridge' for the entity between the two hops, 'facts' for both facts as statements.
         works: Number of books, of films, and of songs in a generated world.
         people: Number of people in a generated world.
         companies: Number of companies in a generated world.
@@ -404,7 +404,7 @@ class TwoHop(ReasoningDataModule):
     """
 
     path_arguments: ClassVar[frozenset[str]] = ReasoningDataModule.path_arguments | {"known_file"}
-    # Files are identified by their content; only shares that apply count.
+    # Files are identified by their content, and fractions count only where they are used.
     not_in_source: ClassVar[frozenset[str]] = (
         ReasoningDataModule.not_in_source | path_arguments | {"dataset", "revision"}
     )
@@ -439,13 +439,13 @@ class TwoHop(ReasoningDataModule):
         self._dataset, self._revision = dataset, revision
         if dataset is not None and data_files is not None:
             raise ValueError(
-                f"dataset={dataset!r} and data_files both name questions. Set one of data.dataset "
-                "and data.data_files to null."
+                f"dataset={dataset!r} and data_files both name questions. Set data.dataset or "
+                "data.data_files to null."
             )
         if dataset is None and revision is not None:
             raise ValueError(
-                f"revision={revision!r} belongs to a data set on the hub, and dataset (null) names "
-                "none. Set data.revision to null, or data.dataset."
+                f"revision={revision!r} belongs to a data set on the hub, but dataset is null. Set "
+                "data.revision to null, or set data.dataset."
             )
         self._known_file = None if known_file is None else Path(known_file).expanduser()
         self._one_hop, self._steps = one_hop, steps
@@ -475,12 +475,12 @@ class TwoHop(ReasoningDataModule):
             )
         if self._known_file is not None and not self._known_file.is_file():
             raise ValueError(
-                f"known_file={str(self._known_file)!r}: there is no such file. Write one with "
+                f"known_file={str(self._known_file)!r}: no such file. Write one with "
                 "docs/papers/known_facts.py, or set data.known_file to null."
             )
         if self._known_file is not None and self._is_generated:
             raise ValueError(
-                "known_file is about questions in files: no model knows a generated world. Set "
+                "known_file is for questions in files: no model knows a generated world. Set "
                 "data.dataset or data.data_files, or data.known_file to null."
             )
 
@@ -519,7 +519,7 @@ class TwoHop(ReasoningDataModule):
         return self._splits.expects(split)
 
     def how_to_get(self, split: Split) -> str:
-        about = " Does data.known_file know any of them?" if self._known_file else ""
+        about = " Check that data.known_file covers them." if self._known_file else ""
         return self._splits.how_to_get(split) + about
 
     def repeats_cure(self) -> None:
@@ -557,7 +557,7 @@ class TwoHop(ReasoningDataModule):
     def chains(self, split: Split) -> Iterator[Chain]:
         """Yields the kept two-hop questions of a split.
 
-        No question is in two splits: the test has precedence, then validation.
+        No question is in two splits: the test split takes precedence, then validation.
         """
         later = SPLITS[SPLITS.index(split) + 1 :]
         seen = {chain.question for other in later for chain in self._questions[other]}
@@ -591,9 +591,9 @@ class TwoHop(ReasoningDataModule):
             yield self._question(chain)
 
     def _facts(self) -> Iterator[Hop]:
-        """Yields the facts of the world, or of the questions of all splits, each question once.
+        """Yields the facts of the world, or of the questions of all splits, without duplicates.
 
-        The first of several facts with the same question counts, as in docs/papers/known_facts.py.
+        The first of several facts with the same question is used, as in docs/papers/known_facts.py.
         """
         if self._is_generated:
             yield from self._knowledge.facts.values()
@@ -619,7 +619,7 @@ class TwoHop(ReasoningDataModule):
         return Example(chain.question, facts, (marker, len(chain.question)), answer, 2)
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether an answer is the correct name, ignoring case and a final period."""
+        """Returns whether an answer is the right name, ignoring case and a final period."""
         return _plain(text) == _plain(answer)
 
 
@@ -631,17 +631,17 @@ def read_known(path: Path) -> dict[str, bool]:
     """Returns whether each fact is known, by its question (see docs/papers/known_facts.py).
 
     Args:
-        path: jsonl of objects with a text ``question`` and a boolean ``known``.
+        path: jsonl file of objects with a string ``question`` and a boolean ``known``.
 
     Raises:
-        ValueError: If a line is not such an object.
+        ValueError: If a line has a different form.
     """
     known: dict[str, bool] = {}
     for where, row in read_rows(path):
         question = row.get("question") if isinstance(row, dict) else None
         if not isinstance(question, str) or not isinstance(row.get("known"), bool):
             raise ValueError(
-                f"{where}: expected an object with a text 'question' and a boolean 'known'"
+                f"{where}: expected an object with a string 'question' and a boolean 'known'"
             )
         known[question] = row["known"]
     return known

@@ -1,11 +1,11 @@
-"""Batches of streams of sentences, for models that step from sentence to sentence.
+"""Batches of streams of sentences, for models that process a stream sentence by sentence.
 
 Tensors are (B, S, U): streams, sentences, slots. A sentence fills its slots from 0 on with
 ``BOS w.. EOS``, or ``BOS w.. EOD EOS`` at the end of a document.
 
 | source | rows | use |
 |---|---|---|
-| `StreamSource` | streams, recut as the curriculum grows | training |
+| `StreamSource` | streams, cut again when the curriculum grows | training |
 | `DocumentSource` | whole documents, each once, the longest first | evaluation |
 | `SentencePromptSource` | prompts with an open last sentence | predict |
 """
@@ -45,9 +45,9 @@ def grid_batch(
 ) -> Batch:
     """Returns the batch dict of sentences.
 
-    Keys: ``tokens`` (B, S, U) int64, 0 in unused slots; ``lengths`` (B, S) int64, slots used, 0
+    Keys: ``tokens`` (B, S, U) int64, 0 in unused slots; ``lengths`` (B, S) int64, used slots, 0
         after a row's last sentence; ``is_last`` (B, S) bool, whether the sentence ends its
-        document; ``targets`` (B, S, U) int64, the token after each slot, -100 at EOS and after;
+        document; ``targets`` (B, S, U) int64, the token after each slot, -100 from EOS on;
         ``mask`` (B, S, U) bool, used slots; ``lexical`` (B, S, U) bool, whether the target is a
         word; ``sequence_id`` (B,) int64.
 
@@ -86,7 +86,7 @@ def stored_batch(
     *,
     count_bytes: bool = False,
 ) -> Batch:
-    """Returns the batch of runs of stored sentences; see `grid_batch`.
+    """Returns a batch of runs of stored sentences; see `grid_batch`.
 
     Args:
         index: Sentences of the split.
@@ -96,14 +96,14 @@ def stored_batch(
         count_bytes: Whether to add ``num_bytes``.
     """
     stop = first + sentences
-    places = np.arange(sentences.max())
-    numbers = np.minimum(first[:, None] + places, stop[:, None] - 1)  # (B, S), clipped padding
-    starts = index.starts(numbers)
-    lengths = np.where(places < sentences[:, None], index.ends[numbers] - starts, 0)
+    offsets = np.arange(sentences.max())
+    indices = np.minimum(first[:, None] + offsets, stop[:, None] - 1)  # (B, S), clipped padding
+    starts = index.starts(indices)
+    lengths = np.where(offsets < sentences[:, None], index.ends[indices] - starts, 0)
     positions = starts[..., None] + np.arange(lengths.max())  # (B, S, U)
     positions = np.minimum(positions, len(index.stream) - 1)
     tokens = index.stream.gather(positions)
-    is_last = (places == sentences[:, None] - 1) & index.ends_document(stop)[:, None]
+    is_last = (offsets == sentences[:, None] - 1) & index.ends_document(stop)[:, None]
     parts = (tokens, lengths, is_last, sequence_id)
     batch = grid_batch(*(torch.from_numpy(part) for part in parts))
     return with_bytes(batch, index.stream.bytes_at(positions, tokens)) if count_bytes else batch
@@ -112,7 +112,7 @@ def stored_batch(
 def written_batch(
     rows: Sequence[Sequence[Sequence[int]]], sequence_id: Sequence[int], *, bos_id: int, eos_id: int
 ) -> Batch:
-    """Returns the batch of unfinished documents with an open last sentence; see `grid_batch`.
+    """Returns a batch of unfinished documents with an open last sentence; see `grid_batch`.
 
     Args:
         rows: Words of each sentence of each document.
@@ -153,8 +153,9 @@ def with_bytes(batch: Batch, sizes: np.ndarray) -> Batch:
 # ---- batches by index
 
 
-# Maximum sentences of an evaluation batch, padding included; a very long document is scored alone.
-_MOST_SENTENCES = 2**16
+# Maximum number of sentences per evaluation batch, with padding; very long documents are scored
+# alone.
+_MAX_SENTENCES = 2**16
 
 
 class StreamSource:
@@ -168,12 +169,12 @@ class StreamSource:
         bounds: Limits of a batch.
         curriculum: Maximum length of streams by epoch.
         seed: Non-negative seed.
-        step: Limits of a step over all ranks. Streams are then dealt to steps, and ranks and
-            micro-batches share each step, all within `bounds`. By default streams are dealt to the
-            batches of ranks.
-        accumulate: Micro-batches of such a step.
-        rank: This process among `world_size`.
-        world_size: Processes that share the streams.
+        step: Limits of a step over all ranks. If given, streams are dealt to steps, and ranks and
+            micro-batches share each step, all within `bounds`. By default streams are dealt to each
+            rank's batches.
+        accumulate: Number of micro-batches per step, with `step`.
+        rank: Rank of this process.
+        world_size: Number of processes that share the streams.
 
     Raises:
         ValueError: If the split has fewer sentences than an epoch has batches.
@@ -206,7 +207,7 @@ class StreamSource:
         self._epoch(0)  # raises early if the split is too small
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the cached streams; loading processes cut and deal them again."""
+        """Omits the cached streams, which data-loading workers cut and deal again."""
         return {**vars(self), "_streams": {}, "_epochs": {}, "_shared": {}}
 
     def __len__(self) -> int:
@@ -236,11 +237,11 @@ class StreamSource:
         return self._epochs[epoch]
 
     def streams(self, n: int, rank: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first sentence and number of sentences of each stream in batch `n`.
+        """Returns the first sentence and the number of sentences of each stream in batch `n`.
 
         Args:
             n: Index of the batch.
-            rank: Rank to return, or None for all ranks.
+            rank: Rank whose streams to return, or None for all ranks.
         """
         begin, count = (0, self._world_size) if rank is None else (rank, 1)
         if self._shares:
@@ -253,14 +254,14 @@ class StreamSource:
         return self._epoch(epoch).streams(begin, begin + count)
 
     def _dealt(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first sentence and number of sentences of a step's streams, before sharing."""
+        """Returns the first sentence and sentence count of a step's streams, before sharing."""
         epoch, batch = divmod(step, self._num_batches)
         return self._epoch(epoch).streams(batch, batch + 1)
 
     def _share(self, step: int) -> tuple[Streams, np.ndarray]:
-        """Returns the streams of a step, and the part of each stream.
+        """Returns the streams of a step and the part that each stream belongs to.
 
-        With W ranks, micro-batch m has parts m * W to (m + 1) * W - 1.
+        With W ranks, micro-batch m has the parts m * W to (m + 1) * W - 1.
         """
         if step not in self._shared:
             first, sentences = self._dealt(step)
@@ -281,30 +282,30 @@ class StreamSource:
     def batch(self, n: int) -> Batch:
         """Returns batch `n` of this rank; see `grid_batch`.
 
-        It also has ``sentence_steps``, the maximum number of sentences of a stream of batch n on
-        any rank; in a shared step, the first micro-batch has the maximum over the step's streams
-        before any is cut for a device, and the others have 0. ``sequence_id`` is the index of the
+        It also has ``sentence_steps``, the maximum number of sentences per stream of batch n on any
+        rank. In a shared step, the first micro-batch has the maximum over the step's streams before
+        they are cut for devices, and the others have 0. ``sequence_id`` is the index of the
         stream's first sentence. A part without streams is `empty_batch`.
         """
         first, sentences = self.streams(n, self._rank)
         batch = stored_batch(self._index, first, sentences, first) if len(first) else empty_batch()
         step, micro = divmod(n, self._accumulate)
-        _, of_step = self._dealt(step) if self._shares else self.streams(n)
-        return {**batch, "sentence_steps": 0 if micro else int(of_step.max())}
+        _, counts = self._dealt(step) if self._shares else self.streams(n)
+        return {**batch, "sentence_steps": 0 if micro else int(counts.max())}
 
 
 class DocumentSource:
     """Evaluation batches of one rank, with whole documents.
 
-    The documents of a batch have similar lengths. The longest come first, so that running out of
-    memory shows at once; the other batches come in a fixed random order, so that the first few are
-    representative. A rank without a remaining document gets a row without sentences.
+    The documents of a batch have similar lengths. The longest come first, so that an out-of-memory
+    error occurs immediately. The other batches come in a fixed random order, so that the first few
+    are representative. A rank without a remaining document gets a row without sentences.
 
     Args:
         index: Sentences of the split.
-        batch_size: Maximum number of documents of a batch.
-        rank: This process among `world_size`.
-        world_size: Processes that share the documents.
+        batch_size: Maximum number of documents per batch.
+        rank: Rank of this process.
+        world_size: Number of processes that share the documents.
     """
 
     def __init__(
@@ -323,15 +324,15 @@ class DocumentSource:
         self._order = np.argsort(-self._sentences, kind="stable")
         self._begins = self._group(batch_size)
         rest = permutation(max(0, len(self._begins) - 1), seed=0, epoch=0)
-        self._turns = np.append(0, 1 + rest)
+        self._sequence = np.append(0, 1 + rest)
 
     def _group(self, batch_size: int) -> list[int]:
-        """Returns the start in the order of each batch over all ranks."""
+        """Returns the start of each batch over all ranks, as an index into the order."""
         begins, begin = [], 0
         while begin < len(self._order):
             begins.append(begin)
             longest = int(self._sentences[self._order[begin]])
-            begin += self._world_size * max(1, min(batch_size, _MOST_SENTENCES // longest))
+            begin += self._world_size * max(1, min(batch_size, _MAX_SENTENCES // longest))
         return begins
 
     def __len__(self) -> int:
@@ -344,9 +345,9 @@ class DocumentSource:
         It also has ``num_bytes`` (B,) int64, UTF-8 bytes of the targets. ``sequence_id`` is the
         document's index in the split, -1 in a row without sentences.
         """
-        turn = int(self._turns[n])
-        end = self._begins[turn + 1] if turn + 1 < len(self._begins) else len(self._order)
-        documents = self._order[self._begins[turn] + self._rank : end : self._world_size]
+        group = int(self._sequence[n])
+        end = self._begins[group + 1] if group + 1 < len(self._begins) else len(self._order)
+        documents = self._order[self._begins[group] + self._rank : end : self._world_size]
         if not len(documents):
             return with_bytes(empty_batch(), np.zeros((1, 1, 1), dtype=np.int64))
         rows = self._first[documents], self._sentences[documents], documents
@@ -361,7 +362,7 @@ class SentencePromptSource(DealtPrompts):
 
     Args:
         prompts: Texts of the prompts.
-        tokenizer: Tokenizer that marks them.
+        tokenizer: Tokenizer that marks the sentences.
         **rows: See `DealtPrompts`.
     """
 
@@ -370,11 +371,11 @@ class SentencePromptSource(DealtPrompts):
         self._tokenizer = tokenizer
         self._sentences = [tokenizer.measured_sentences(prompt) for prompt in prompts]
 
-    def _built(self, numbers: list[int]) -> Batch:
-        chosen = [self._sentences[index] for index in numbers]
+    def _built(self, indices: list[int]) -> Batch:
+        chosen = [self._sentences[index] for index in indices]
         markers = {"bos_id": self._tokenizer.bos_id, "eos_id": self._tokenizer.eos_id}
         ids = [[sentence.tolist() for sentence, _ in sentences] for sentences in chosen]
-        batch = written_batch(ids, numbers, **markers)
+        batch = written_batch(ids, indices, **markers)
         sizes = np.zeros(batch["tokens"].shape, dtype=np.int64)
         for row, sentences in zip(sizes, chosen, strict=True):
             for slots, (_, covered) in zip(row, sentences, strict=False):
@@ -389,28 +390,28 @@ class Sentences(SentenceCorpus, LanguageDataModule):
     """A corpus in batches of sentences (Thought Gestalt, section 2.1 and App. B.1).
 
     Training documents are cut into streams of at most S sentences, and streams are dealt to batches
-    of at most `batch_tokens` lexical tokens and `batch_size` streams; S grows by `curriculum_step`
+    of at most `batch_tokens` lexical tokens and `batch_size` streams. S grows by `curriculum_step`
     every `curriculum_epochs` epochs. Evaluation scores whole documents.
 
     With `global_batch_tokens` streams are dealt to steps instead, and devices and micro-batches
     share each step, so that step n has the same sentences on any number of devices and with any
     `batch_tokens`. A stream is cut only if it does not fit into a device's batch. If a step has
-    fewer streams than devices, some devices idle.
+    fewer streams than devices, some devices are idle.
 
     Args:
-        batch_tokens: Maximum lexical tokens (all but BOS, EOS and EOD) of a device's batch when
-            training; the paper's value is unpublished.
-        batch_size: Maximum streams of a device's batch when training.
-        global_batch_tokens: Maximum lexical tokens of an optimiser step over all devices, in as few
-            micro-batches as are guaranteed to fit. With null a step has a batch of `batch_tokens`
-            for each device and each of trainer.accumulate_grad_batches.
-        max_sentences: Maximum sentences of a stream in the first epochs (S).
+        batch_tokens: Maximum number of lexical tokens (all but BOS, EOS and EOD) per training batch
+            of a device. The paper does not publish its value.
+        batch_size: Maximum number of streams per training batch of a device.
+        global_batch_tokens: Maximum number of lexical tokens per optimiser step over all devices,
+            in as few micro-batches as are guaranteed to fit. With null, each device processes
+            trainer.accumulate_grad_batches batches of `batch_tokens` per step.
+        max_sentences: Maximum number of sentences per stream in the first epochs (S).
         curriculum_step: Increment of S; 0 keeps S constant.
-        curriculum_epochs: Number of epochs between increments. These are passes over the data,
+        curriculum_epochs: Number of epochs between increments. Epochs are passes over the data,
             which are the trainer's epochs unless limit_train_batches shortens them.
-        curriculum_limit: Largest S; null sets no limit.
-        **kwargs: See `SentenceCorpus` and `LanguageDataModule`; eval_batch_size counts documents,
-            global_batch streams of a step (by default one per max_sentence_tokens).
+        curriculum_limit: Largest S, or null for no limit.
+        **kwargs: See `SentenceCorpus` and `LanguageDataModule`. eval_batch_size counts documents;
+            global_batch counts streams per step (by default one per max_sentence_tokens).
 
     Raises:
         ValueError: If arguments are out of range; the message lists all of them.
@@ -497,7 +498,7 @@ class Sentences(SentenceCorpus, LanguageDataModule):
 
     @property
     def _step_bounds(self) -> Bounds | None:
-        """Limits of a step of set size."""
+        """Limits of a step, or None if its size is not set."""
         size, longest = self.global_batch_tokens, self.max_sentence_tokens
         if size is None:
             return None

@@ -27,7 +27,7 @@ from lightning_models.recipe import build, public_path
 # ---- the index of sentences
 
 
-SHARED_FROM = 2**24  # tokens; a smaller split is indexed in a moment
+SHARED_FROM = 2**24  # tokens; a smaller split is indexed quickly
 _PART = 2**22  # tokens to read at once
 _SAMPLED = 64  # sentences to check when a file is opened
 _ENDS = np.dtype("<i8")
@@ -43,7 +43,7 @@ class SentenceIndex:
         eos_id: Last token of a sentence.
 
     Attributes:
-        stream: The argument.
+        stream: Marked tokens of the split.
     """
 
     def __init__(self, stream: TokenStream, eos_id: int) -> None:
@@ -69,8 +69,8 @@ class SentenceIndex:
 
     def starts(self, sentences: np.ndarray) -> np.ndarray:
         """Returns the starts of sentences in the stream, at their BOS; int64."""
-        numbers = np.asarray(sentences, dtype=np.int64)
-        return np.where(numbers > 0, self.ends[np.maximum(numbers - 1, 0)], 0)
+        indices = np.asarray(sentences, dtype=np.int64)
+        return np.where(indices > 0, self.ends[np.maximum(indices - 1, 0)], 0)
 
     def ends_document(self, stops: np.ndarray) -> np.ndarray:
         """Returns whether a document ends right before each sentence, bool."""
@@ -136,12 +136,12 @@ class SentenceCorpus(TextCorpus):
 
     Args:
         corpus: Corpus of the documents, which determines splits, tokenizer, token cap, cache_dir
-            and num_proc; also as a dict of class_path and init_args. Its batches are not used.
+            and num_proc. It may be a dict of class_path and init_args. Its batches are not used.
         splitter: Sentence splitter: 'rules' (sentencex), 'sat' (the paper's; its weights come
             from the hub), 'sat:' with another model's name or a local folder, or 'spans:25' for
             spans of 25 tokens.
-        max_sentence_tokens: Maximum tokens of a sentence (L_max, 64 in the paper); longer ones are
-            cut after punctuation.
+        max_sentence_tokens: Maximum length of a sentence in tokens (L_max, 64 in the paper); longer
+            ones are cut after punctuation.
         language: Language of the texts, for 'rules': a code such as 'en'.
         **kwargs: See the other base classes.
 
@@ -185,7 +185,7 @@ class SentenceCorpus(TextCorpus):
     @cached_property
     def _decodes(self) -> bool:
         """Whether the tokens of the inner store are guaranteed to decode to the original text."""
-        # a trained tokenizer is lossless, but may not exist yet
+        # a trained tokenizer is lossless, but it may not exist yet
         return self._spec.family == "bpe" or self.corpus.tokenizer.exact_bytes
 
     def documents(self, split: Split) -> Iterator[str]:
@@ -209,13 +209,14 @@ class SentenceCorpus(TextCorpus):
         """Returns the name and the source of the inner store.
 
         Raises:
-            StoreError: If the finished parts were marked from another text.
+            StoreError: If the finished parts were marked from a different text.
         """
         origin = {"store": self.corpus.fingerprint, **self.corpus.origin}
         if stored is not None and dict(stored) != origin:
             raise StoreError(
-                f"An unfinished preparation next to {self.corpus.store_dir} was started from other "
-                f"text ({stored}) than the current one ({origin}). Delete its folder, *.partial."
+                f"An unfinished preparation next to {self.corpus.store_dir} was started from "
+                f"text ({stored}) that differs from the current one ({origin}). Delete its folder, "
+                "*.partial."
             )
         return origin
 
@@ -228,7 +229,7 @@ class SentenceCorpus(TextCorpus):
     def notes(self) -> list[str]:
         """Returns the difference from the paper's sentences; the inner corpus has more notes."""
         if isinstance(self.splitter, RuleSplitter):
-            return ["Sentences are split by the rules of sentencex, in the paper by a SaT model."]
+            return ["Sentences are split by the rules of sentencex; the paper uses a SaT model."]
         return []
 
     # Names
@@ -305,8 +306,8 @@ class SentenceCorpus(TextCorpus):
         super().setup(stage)
         if self.origin != self.pin(None):
             raise StoreError(
-                f"{self.store_dir} was not made from the current {self.corpus.store_dir} (a "
-                "repository with another commit). Delete the former; it is prepared again."
+                f"{self.store_dir} was not made from the current {self.corpus.store_dir} (their "
+                "commits differ). Delete the former; it is prepared again."
             )
 
     # For checkpoints
@@ -355,11 +356,11 @@ def _source(corpus: TextCorpus, first: int) -> Iterator[tuple[Split, str]]:
 class SentenceWindows(SentenceCorpus, TextDataModule):
     """A corpus in windows over its marked stream, including BOS and EOS (App. E.2 and E.4).
 
-    BOS predicts a sentence's first word, its last word EOS, and EOS the next BOS.
+    BOS predicts a sentence's first word, its last word predicts EOS, and EOS predicts the next BOS.
 
     Args:
-        report: Targets that loss and perplexity cover in evaluation: 'lexical' only words, 'all'
-            words and markers. Bits per byte cover all.
+        report: Targets that loss and perplexity cover in evaluation: 'lexical' for words only,
+            'all' for words and markers. Bits per byte cover all.
         **kwargs: See `SentenceCorpus` and `TextDataModule`.
 
     Raises:

@@ -4,7 +4,7 @@
 |---|---|---|
 | ``rules`` | the rules of ``sentencex`` for a language | nothing |
 | ``sat``, ``sat:NAME``, ``sat:FOLDER`` | ``wtpsplit.SaT`` at its default threshold | weights |
-| ``spans:N`` | no sentences: spans of N tokens, the last one shorter | nothing |
+| ``spans:N`` | spans of N tokens instead of sentences; the last one is shorter | nothing |
 
 White space between two sentences belongs to the second, so that " The" stays one token.
 """
@@ -22,7 +22,7 @@ from datamodules.tokenizer_base import first_line
 
 
 class SplitterUnavailableError(ValueError):
-    """Raised if a splitter's model cannot be loaded; the message says what to set instead."""
+    """Raised if a splitter's model cannot be loaded; the message names an alternative."""
 
 
 class Splitter(ABC):
@@ -50,7 +50,7 @@ class Splitter(ABC):
         Raises:
             SplitterUnavailableError: If it cannot be loaded.
         """
-        return  # most have no model
+        return  # most splitters have no model
 
     def ends(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns, for each text, the ends of its sentences in characters, int64, ascending.
@@ -92,7 +92,7 @@ class RuleSplitter(Splitter):
         language: Code of the language, e.g. 'en'.
 
     Raises:
-        ValueError: If it is not such a code.
+        ValueError: If it is not a language code.
     """
 
     name = "rules"
@@ -198,7 +198,7 @@ DEFAULT_SAT = "sat-3l-sm"
 class SatSplitter(Splitter):
     """``wtpsplit.SaT`` (Frohmann et al., 2024) at its default threshold.
 
-    A line end ends a sentence, which is the default there.
+    A line end ends a sentence, which is wtpsplit's default.
 
     Args:
         model: Name of a model of ``segment-any-text`` on the hub, or a local folder with the
@@ -214,7 +214,7 @@ class SatSplitter(Splitter):
         self._sat: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the model; another process loads it again."""
+        """Omits the model, which another process loads again."""
         return {**vars(self), "_sat": None}
 
     @property
@@ -243,7 +243,7 @@ class SatSplitter(Splitter):
 
     def _check_name(self) -> None:
         if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", self.model):
-            raise self._unavailable("there is no such folder")
+            raise self._unavailable("the folder does not exist")
 
     def load(self) -> None:
         """Loads the model, onto a GPU if there is one.
@@ -269,8 +269,8 @@ class SatSplitter(Splitter):
     def _unavailable(self, why: str) -> SplitterUnavailableError:
         return SplitterUnavailableError(
             f"splitter={self.name!r}: its weights are unavailable ({why}). Set splitter to "
-            "'sat:FOLDER', a local folder with model and tokenizer, or to another one: 'rules' "
-            "needs no weights, 'spans:25' cuts every 25 tokens."
+            "'sat:FOLDER', a local folder with model and tokenizer, to 'rules', which needs no "
+            "weights, or to 'spans:25', which cuts every 25 tokens."
         )
 
     def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:

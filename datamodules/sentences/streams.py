@@ -1,4 +1,4 @@
-"""Cutting documents into streams, and dealing streams to the training batches of an epoch.
+"""Cuts documents into streams, and deals streams to the training batches of an epoch.
 
 A stream is a run of sentences of one document through which gradients flow; it starts with empty
 memory. The maximum length of streams grows with the epochs (section 2.3).
@@ -8,20 +8,20 @@ batches in order of decreasing length (in buckets of five sentences, shuffled in
 streams are spread evenly. A batch takes a stream only if it stays within its budget of words and
 its number of streams. The result is a pure function of the data, the seed and the epoch.
 
-Nothing is lost, and every epoch has equally many batches. A stream that fits nowhere is cut between
-sentences; if even a sentence fits nowhere, all streams are dealt evenly (`deal_evenly`), which
-always succeeds:
+Nothing is lost, and every epoch has the same number of batches. A stream that fits nowhere is cut
+between sentences; if even a sentence fits nowhere, all streams are dealt evenly (`deal_evenly`),
+which always succeeds:
 
 - Each round of dealing places a stream or a sentence, or stops, so it terminates.
-- Let a batch take W words and C streams, and let m be the maximum words of a sentence. A sentence
-fits nowhere only if each batch has C streams, or more than W - m words. Streams are only cut to
+- Let a batch take W words and C streams, and let a sentence have at most m words. A sentence fits
+nowhere only if each batch has C streams, or more than W - m words. Streams are only cut to
 fill a batch to more than W - m, so at most P / C batches are in the first case, and at most total /
 (W - m + 1) in the second: with more batches than the sum of both, every sentence fits.
-- With fewer, `num_batches_for` returns enough batches for `deal_evenly`.
+- With fewer batches, `num_batches_for` returns enough for `deal_evenly`.
 
 Neither algorithm suffices alone: rounds may fail to place a sentence, and dealing evenly has no
 buckets. In batches of 8 streams of three novels and poems, 36 % of the slots are padding after
-rounds, and 53 % after even dealing.
+dealing in rounds, and 53 % after dealing evenly.
 
 NOTE(paper): the paper estimates total / budget batches and does not say what happens to streams
 that fit nowhere. Here there are 2 % more plus one (whole streams never fill a batch to the last
@@ -41,13 +41,13 @@ from datamodules.sentences.corpus import SentenceIndex
 
 @dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """Maximum number of sentences of a stream, S, by epoch.
+    """Maximum number of sentences per stream, S, by epoch.
 
     Attributes:
-        max_sentences: S of the first epochs.
+        max_sentences: S in the first epochs.
         step: Increment of S.
         epochs: Number of epochs between increments.
-        limit: Largest S. None means no limit.
+        limit: Largest S, or None for no limit.
     """
 
     max_sentences: int = 30
@@ -66,9 +66,9 @@ class Bounds:
     """Limits of a batch of one device.
 
     Attributes:
-        lexical: Maximum words.
-        streams: Maximum streams.
-        sentence: Maximum words of any sentence.
+        lexical: Maximum number of words.
+        streams: Maximum number of streams.
+        sentence: Maximum number of words in a sentence.
     """
 
     lexical: int
@@ -117,8 +117,8 @@ def cut_documents(index: SentenceIndex, *, max_sentences: int, max_lexical: int)
 
     Args:
         index: Sentences of the split.
-        max_sentences: Maximum sentences of a run (S).
-        max_lexical: Maximum words of a run; no sentence has more.
+        max_sentences: Maximum number of sentences per run (S).
+        max_lexical: Maximum number of words per run; no sentence has more.
     """
     stops = index.document_ends
     first = np.append(0, stops[:-1])[: len(stops)]
@@ -141,7 +141,7 @@ def longest_prefix(
         index: Sentences of the split.
         first: First sentence of each run.
         stop: Sentence after the last one.
-        max_lexical: Maximum words; the prefix is empty if the first sentence has more.
+        max_lexical: Maximum number of words; the prefix is empty if the first sentence has more.
     """
     low, high = first, stop  # bisection; the prefix up to low always fits
     while (low < high).any():
@@ -179,7 +179,7 @@ class Batches:
     offsets: np.ndarray
 
     def streams(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns first sentence and number of sentences of the streams of consecutive batches."""
+        """Returns first sentences and sentence counts of the streams of consecutive batches."""
         part = slice(int(self.offsets[begin]), int(self.offsets[end]))
         return self.first[part], self.sentences[part]
 
@@ -188,14 +188,14 @@ def num_batches_for(total: int, streams: int, bounds: Bounds, world_size: int) -
     """Returns the number of batches of every epoch, over all ranks.
 
     Args:
-        total: Words of the split.
-        streams: Maximum number of streams of an epoch (streams are shortest in the first).
+        total: Number of words in the split.
+        streams: Maximum number of streams per epoch (streams are shortest in the first).
         bounds: Limits of a batch.
-        world_size: Number of ranks, which take equally many batches.
+        world_size: Number of ranks, which take the same number of batches.
     """
     budget, most, longest = bounds.lexical, bounds.streams, bounds.sentence
     num_batches = max(_ceil(SLACK * total / budget), _ceil(SLACK * streams / most)) + 1
-    # Enough to place every sentence by the argument above, by the one of `deal_evenly`, or because
+    # Enough to place every sentence, by the argument above, by that in `deal_evenly`, or because
     # every stream has a separate batch.
     enough = min(streams // most + total // (budget - longest + 1) + 1, streams)
     if most > 1 and budget > longest:
@@ -223,7 +223,7 @@ def distribute(
     Args:
         streams: All streams of the epoch.
         index: Sentences of the split.
-        num_batches: Batches over all ranks, from `num_batches_for`.
+        num_batches: Number of batches over all ranks, from `num_batches_for`.
         bounds: Limits of a batch.
         seed: Non-negative seed.
         epoch: Index of the epoch.
@@ -355,7 +355,7 @@ def _fit(streams: Streams, index: SentenceIndex, room: np.ndarray) -> tuple[Stre
     Args:
         streams: Streams, the longest first.
         index: Sentences of the split.
-        room: Remaining words of each stream's batch, the most first.
+        room: Remaining number of words in each stream's batch, in descending order.
     """
     whole, nowhere = streams.lexical <= room, streams.lexical > room[0]
     sentences = np.where(whole, streams.sentences, 0)
@@ -377,7 +377,7 @@ def _fit(streams: Streams, index: SentenceIndex, room: np.ndarray) -> tuple[Stre
 
 
 def parts_of_step(step: Bounds, part: Bounds) -> int:
-    """Returns a number of parts that suffices for `share_step`, whatever the step holds.
+    """Returns a number of parts that suffices for `share_step`, whatever the step contains.
 
     A sentence fits nowhere only if each part has its maximum of streams, or more than W - m words
     (see the module's docstring). A part in the first case only has whole streams and ends of
@@ -392,7 +392,7 @@ def parts_of_step(step: Bounds, part: Bounds) -> int:
 def share_step(
     streams: Streams, index: SentenceIndex, *, count: int, bounds: Bounds
 ) -> tuple[Streams, np.ndarray]:
-    """Returns the streams of a step and the part of each, with parts sorted by length.
+    """Returns the streams of a step and the part of each stream, with parts sorted by length.
 
     The longest stream goes first, to the part with the most room. It is cut between sentences only
     if it exceeds that room. Parts may stay empty.
@@ -445,12 +445,12 @@ def deal_evenly(
 
     With K streams and R batches left, a batch takes c = K // R streams: the x longest and the c - x
     shortest, with the largest x that keeps them within their share of the remaining words. It then
-    takes sentences of the next longest stream until the share is reached. (They suffice: with that
-    whole stream, in place of the longest of the short ones or in addition, the share would be
-    exceeded.) So a batch has at most c + 1 streams, and exceeds its share by less than one
-    sentence. Neither the share nor K / R (except for rounding up) grows from batch to batch. Hence
-    with P streams at first, no batch has more than ceil(P / num_batches) + 1 streams, or more than
-    total / num_batches words plus a sentence.
+    takes sentences of the next longest stream until the share is reached. (They suffice: the whole
+    stream, added or in place of the longest of the short ones, would exceed the share.) So a batch
+    has at most c + 1 streams, and exceeds its share by less than one sentence. Neither the share
+    nor K / R (except for rounding up) grows from batch to batch. Hence with P streams at first, no
+    batch has more than ceil(P / num_batches) + 1 streams, or more than total / num_batches words
+    plus a sentence.
 
     Args:
         streams: Streams, at least `num_batches`.

@@ -23,21 +23,19 @@ class SentenceTokenizer(Tokenizer):
 
     A marked document is ``BOS w.. EOS`` for each sentence, ``BOS w.. EOD EOS`` for the last. The
     inner tokenizer tokenises the whole document once; sentences are cut at token boundaries, and a
-    token that crosses the end of a sentence belongs to the earlier one. Sentences thus decode to
-    the same text as the whole document. Sentences of more than `max_sentence_tokens` words are cut
-    after the last punctuation within that length, or else at that length.
+    token that crosses the end of a sentence belongs to the earlier one. The sentences thus decode
+    to the same text as the whole document. Sentences of more than `max_sentence_tokens` words
+    (tokens of the inner tokenizer) are cut after the last punctuation within that length, or else
+    at that length.
 
     The store ends each document with `eos_id`, so `encode` omits the last EOS.
 
     Args:
-        inner: Tokenizer of the words.
-        splitter: Splitter of sentences.
-        max_sentence_tokens: Maximum words of a sentence.
+        inner: Tokenizer of the text within sentences.
+        splitter: Splits documents into sentences.
+        max_sentence_tokens: Maximum number of words per sentence.
 
     Attributes:
-        inner: The argument.
-        splitter: The argument.
-        max_sentence_tokens: The argument.
         bos_id: First token of a sentence, V0.
         eos_id: Last token of a sentence, V0 + 1.
         eod_id: Token before the EOS of a document's last sentence, V0 + 2.
@@ -57,14 +55,14 @@ class SentenceTokenizer(Tokenizer):
         self.vocab_size = inner.vocab_size + MARKERS
         self.stop_ids = (self.eod_id,)
         self.exact_bytes = inner.exact_bytes
-        rules = isinstance(splitter, Splitter)  # splitting profits from processes too
+        is_text_splitter = isinstance(splitter, Splitter)  # splitting itself gains from processes
         self.gains_from_processes = splitter.gains_from_processes and (
-            rules or inner.gains_from_processes
+            is_text_splitter or inner.gains_from_processes
         )
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """BOS, EOS and EOD, and the inner end-of-text id, which no marked document has."""
+        """BOS, EOS and EOD, and the inner end-of-text id, which marked documents never contain."""
         return (self.inner.eos_id, self.bos_id, self.eos_id, self.eod_id)
 
     @property
@@ -125,7 +123,7 @@ class SentenceTokenizer(Tokenizer):
         return self._marked(*self._sentences([text])[0])
 
     def sentence_prompt_ids(self, sentences: Sequence[str]) -> list[int]:
-        """Returns `prompt_ids` of the text that the given sentences concatenate to."""
+        """Returns `prompt_ids` of the concatenation of the given sentences."""
         text = "".join(sentences)
         ends = tidy(text, np.cumsum([len(s) for s in sentences]).tolist())
         measured = self.inner.encode_measured([text])
@@ -143,7 +141,8 @@ class SentenceTokenizer(Tokenizer):
     def continued_sentences(self, context: str, text: str) -> tuple[list[list[int]], int]:
         """Returns the words of each sentence of context and text, and the context's word count.
 
-        Both are tokenised separately, so that no word spans the join; sentences are split jointly.
+        The two are tokenised separately, so that no word spans the join, but split into sentences
+        together.
         """
         parts = [*self.inner.encode_measured([context]), *self.inner.measure_continuations([text])]
         ids, sizes = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -204,7 +203,7 @@ class SentenceTokenizer(Tokenizer):
         return np.array([piece.endswith(_PUNCTUATION) and piece != ' "' for piece in pieces])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the vocabulary tables; another process rebuilds them."""
+        """Omits the vocabulary tables, which another process rebuilds."""
         tables = ("_punctuation", "token_bytes")
         return {key: value for key, value in vars(self).items() if key not in tables}
 
@@ -224,10 +223,10 @@ def _with_marks(values: np.ndarray, ends: np.ndarray, marks: tuple[int, int]) ->
     """Inserts a mark before each sentence and after each but the last."""
     is_long = len(values) > long_texts.PART  # int32 saves memory
     starts = np.append(0, ends[:-1])
-    places = np.repeat(starts, 2)[1:]  # end and start of adjacent sentences coincide
+    positions = np.repeat(starts, 2)[1:]  # end and start of adjacent sentences coincide
     between = np.tile(marks[::-1], len(ends) - 1)
     return np.insert(
-        values.astype(np.int32 if is_long else np.int64), places, np.append(marks[0], between)
+        values.astype(np.int32 if is_long else np.int64), positions, np.append(marks[0], between)
     )
 
 

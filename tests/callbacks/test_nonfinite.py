@@ -108,7 +108,7 @@ def test_it_stops_with_one_line_that_says_where(run, value):
     assert "\n" not in text
     assert text.startswith("step 4, lr 0.001: the loss of batch 3 is ")
     assert f"(terms: nll {value}), sequence_ids 12, 13, 14, 15." in text
-    assert "The weights were not touched. No checkpoint was written yet." in text
+    assert "The weights were not updated. No checkpoint was written yet." in text
     assert "--nonfinite.action skip" in text
     assert caught.value.exit_code == 3
 
@@ -233,7 +233,7 @@ def test_it_waits_for_the_device_once_a_step(run, monkeypatch):
 )
 def test_a_setting_that_is_not_finite_never_reaches_the_weights(run, action, key, value):
     kept = Kept()
-    with pytest.raises(NonFiniteError, match=f"step 1, .*{key} is {value}.*were not touched"):
+    with pytest.raises(NonFiniteError, match=f"step 1, .*{key} is {value}.*were not updated"):
         run(WithSetting(key, value), NonFinite(action), kept)
     assert equal(kept.before, [p.detach() for p in kept.model.parameters()])
 
@@ -271,7 +271,7 @@ def test_weights_that_are_not_finite_are_never_written(
     checkpoint = SaveCheckpoints(**WRITERS[writer])
     options = {"enable_checkpointing": True, "limit_val_batches": validations}
     with pytest.raises(
-        NonFiniteError, match=r"the weights are not finite.*\(spare first"
+        NonFiniteError, match=r"the weights are not finite.*\(first: spare"
     ) as caught:
         run(Overflow(step), NonFinite(), checkpoint, val_check_interval=2, **options)
     path = tmp_path / "checkpoints" / "last.ckpt"
@@ -287,13 +287,13 @@ def test_weights_that_are_not_finite_are_never_written(
 def test_the_end_of_training_writes_no_weights_that_are_not_finite(run, tmp_path):
     checkpoint = SaveCheckpoints()
     options = {"enable_checkpointing": True, "limit_val_batches": 0}
-    with pytest.raises(NonFiniteError, match="after step 6 the weights are not finite"):
+    with pytest.raises(NonFiniteError, match="the weights are not finite after step 6"):
         run(Overflow(6), NonFinite(), checkpoint, **options)
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
 def test_skipping_steps_does_not_hide_broken_weights(run):
-    with pytest.raises(NonFiniteError, match="after step 2 the weights are not finite"):
+    with pytest.raises(NonFiniteError, match="the weights are not finite after step 2"):
         run(Overflow(2, shown=True), NonFinite("skip"), limit_val_batches=0)
 
 

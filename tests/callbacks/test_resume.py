@@ -36,7 +36,7 @@ def test_states_of_other_ranks_are_not_taken_silently(
     content = fit_and_save(make_model, make_data, make_trainer, path, ResumeState())
     content["resume_state"]["random"] *= 2
     torch.save(content, path)
-    with pytest.warns(UserWarning, match="written by 2 processes, this run has 1"):
+    with pytest.warns(UserWarning, match="written by 2 processes, but this run has 1"):
         make_trainer(ResumeState(), max_steps=3).fit(make_model(), make_data(), ckpt_path=path)
 
 
@@ -45,7 +45,7 @@ def test_a_checkpoint_without_states_says_so(make_model, make_data, make_trainer
     content = fit_and_save(make_model, make_data, make_trainer, path, ResumeState())
     del content["resume_state"]
     torch.save(content, path)
-    with pytest.warns(UserWarning, match="holds no random state"):
+    with pytest.warns(UserWarning, match="has no random state"):
         make_trainer(ResumeState(), max_steps=3).fit(make_model(), make_data(), ckpt_path=path)
 
 

@@ -114,7 +114,7 @@ def test_another_folder_starts_its_own_ranking(tmp_path, recwarn):
 def test_checkpoints_ranked_anew_are_below_the_next_one(mode, worst):
     checkpoint = SaveCheckpoints(mode=mode, save_top_k=2)
     checkpoint.best_k_models = {"a.ckpt": torch.tensor(0.3), "b.ckpt": torch.tensor(0.7)}
-    checkpoint.rank_anew()
+    checkpoint.restart_ranking()
     values = {path: float(value) for path, value in checkpoint.best_k_models.items()}
     assert values == {"a.ckpt": worst, "b.ckpt": worst}
     assert all(isinstance(value, torch.Tensor) for value in checkpoint.best_k_models.values())

@@ -354,7 +354,7 @@ def test_a_broken_file_is_named(tmp_path, name, content, message):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_prompts(path)
-    with pytest.raises(ValueError, match="there is no prompts file"):
+    with pytest.raises(ValueError, match="the prompts file .* does not exist"):
         read_prompts(tmp_path / "absent.txt")
 
 

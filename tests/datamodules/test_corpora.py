@@ -225,7 +225,7 @@ def test_collections_that_cannot_be_chosen(tmp_path, pile_files):
     with pytest.raises(ValueError, match="train split has no documents"):
         prepared(Pile, tmp_path, **pile_files, pile_sets=["EuroParl"])
     (tmp_path / "plain.jsonl").write_bytes(jsonl(PAGES))
-    with pytest.raises(ValueError, match=r"line 1: there is no meta.pile_set_name"):
+    with pytest.raises(ValueError, match=r"line 1: the row has no meta.pile_set_name"):
         prepared(Pile, tmp_path, data_files=str(tmp_path / "plain.jsonl"), pile_sets=["ArXiv"])
     write_parquet(tmp_path / "p.parquet", PAGES)
     with pytest.raises(ValueError, match="pile_sets needs the Pile's jsonl files"):
@@ -513,7 +513,7 @@ def test_rows_of_the_hub_are_lines(tmp_path):
 
 
 def test_jsonl_is_not_its_format(tmp_path):
-    with pytest.raises(ValueError, match="not as jsonl"):
+    with pytest.raises(ValueError, match="not jsonl"):
         prepared(WikiText103, tmp_path, data_files=write(tmp_path, "a.jsonl", "{}"))
     with pytest.raises(ValueError, match="suffix decides the format"):
         prepared(WikiText103, tmp_path, data_files=write(tmp_path, "a.csv", "x"))

@@ -135,9 +135,7 @@ def test_a_cache_that_cannot_be_counted_stands_in_with_a_warning(tmp_path, hub):
     for number, file in enumerate(sorted(hub.repository(PILE).rglob("*.parquet"))):
         file.rename(file.with_name(f"train-{number}.parquet"))
     hub.network = False
-    with pytest.warns(
-        UserWarning, match="the 6 files in its cache that fit .* are assumed to be all"
-    ):
+    with pytest.warns(UserWarning, match="the 6 cached files that match .* are assumed to be all"):
         prepared(Pile, tmp_path)
 
 

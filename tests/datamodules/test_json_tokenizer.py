@@ -378,9 +378,9 @@ def test_special_tokens_that_cannot_be_are_refused_by_name(write, saved, wrong):
 )  # fmt: skip
 def test_what_does_not_come_back_is_said(build, changed):
     tokenizer = JsonTokenizer("lossy", build().to_str())
-    expected = None if changed is None else f"cannot give back {changed}"
+    expected = None if changed is None else f"cannot restore {changed}"
     assert tokenizer.text_changes == expected
-    assert ("it cannot give back" in tokenizer.description) == (changed is not None)
+    assert ("it cannot restore" in tokenizer.description) == (changed is not None)
 
 
 # ---- folders, and stores of older versions

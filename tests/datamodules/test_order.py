@@ -64,7 +64,7 @@ def test_a_second_process_reads_what_the_first_wrote(stream, monkeypatch):
     monkeypatch.setattr(orders, "permutation", None)  # would fail if it were called
     again = epoch_order(pickle.loads(pickle.dumps(stream)), seed=1, epoch=2)
     assert isinstance(again.ends.base, np.memmap) or isinstance(again.ends, np.memmap)
-    assert again.numbers.tolist() == first.numbers.tolist()
+    assert again.documents.tolist() == first.documents.tolist()
     assert again.ends[-1] == len(stream)
 
 
@@ -113,12 +113,12 @@ def test_a_disk_that_cannot_be_written_is_no_obstacle(stream, monkeypatch):
     expected = permutation(len(LENGTHS), seed=1, epoch=0).tolist()
     monkeypatch.setattr(orders, "FileLock", refused)
     with pytest.warns(UserWarning, match="Read-only file system.*12 bytes each"):
-        assert epoch_order(stream, seed=1, epoch=0).numbers.tolist() == expected
+        assert epoch_order(stream, seed=1, epoch=0).documents.tolist() == expected
     monkeypatch.undo()
     monkeypatch.setattr(orders, "SHARED_FROM", 1)
     monkeypatch.setattr(Path, "replace", refused)
     with pytest.warns(UserWarning, match="cannot be written"):
-        assert epoch_order(stream, seed=1, epoch=0).numbers.tolist() == expected
+        assert epoch_order(stream, seed=1, epoch=0).documents.tolist() == expected
     assert not list(stream.split_file("").parent.glob(".*.partial"))
 
 
@@ -127,7 +127,7 @@ def test_no_process_holds_an_order_of_its_own(stream):
     order = windows(stream)
     order.rows(np.arange(4))
     held = order._order(0)
-    for array in (held.ends, held.numbers):
+    for array in (held.ends, held.documents):
         assert isinstance(array, np.memmap)
         assert not array.flags.writeable
     assert "document_ends" not in vars(stream)  # which for several shards would be a copy
@@ -174,5 +174,5 @@ def test_evaluation_has_every_example_once_and_fills_the_last_batch():
 
 @pytest.mark.parametrize("order", ["packed", "random"])
 def test_too_few_examples_for_a_batch(order):
-    with pytest.raises(ValueError, match="takes 12 examples, the train split has only 11"):
+    with pytest.raises(ValueError, match="takes 12 examples, but the train split has only 11"):
         RowOrder(11, order=order, rows_per_batch=12)

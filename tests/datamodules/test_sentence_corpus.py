@@ -115,7 +115,7 @@ def test_shards_of_other_text_are_not_gone_on_with(sentences):
     data = sentences()
     origin = data.pin(None)
     assert data.pin(origin) == origin == data.origin
-    with pytest.raises(StoreError, match=r"started from other text.*Delete its folder"):
+    with pytest.raises(StoreError, match=r"started from text.*Delete its folder"):
         data.pin({**origin, "store": "another"})
 
 

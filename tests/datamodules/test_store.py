@@ -208,8 +208,8 @@ def test_check_names_every_store_of_a_cache(tmp_path, capsys):
     assert check.main([str(tmp_path)]) == 0
     said = {line.partition(": ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert said.keys() == {str(sound), str(old), str(changed)}
-    assert "checksums, ids and document ends agree (21 tokens" in said[str(sound)]
-    assert "no checksums, prepared by an older version" in said[str(old)]
+    assert "checksums, ids and document ends are valid (21 tokens" in said[str(sound)]
+    assert "an older version prepared it without checksums" in said[str(old)]
     change(changed / "train-00000.tokens", 3)
     assert check.main([str(sound), str(tmp_path)]) == 2
     printed = capsys.readouterr()
@@ -222,8 +222,8 @@ def test_check_of_what_is_no_store(tmp_path):
     done = run("-m", "datamodules.check", tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: {tmp_path} is no text store, nor a folder of text stores. Name a store, or the "
-        "cache_dir of the data.\n"
+        f"error: {tmp_path} is neither a text store nor a folder of text stores. Name a store, or "
+        "the cache_dir of the data.\n"
     )
 
 

@@ -162,7 +162,7 @@ def test_too_little_text_is_an_error_with_its_cure(make_stream):
     stream = make_stream([8])
     with pytest.raises(ValueError, match="block_size=10 .* 9 tokens"):
         RandomWindows(stream, block_size=10, eos_id=EOS, seed=0)
-    with pytest.raises(ValueError, match="4 windows, the train split .* 3"):
+    with pytest.raises(ValueError, match="4 windows, but the train split .* 3"):
         PackedWindows(stream, block_size=3, eos_id=EOS, seed=0, rows_per_batch=4)
     order = RandomWindows(stream, block_size=3, eos_id=EOS, seed=0)
     with pytest.raises(ValueError, match="Lower it or block_size"):

@@ -47,10 +47,10 @@ def test_problems_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, r"files\.test \(.*\): there is no such file"),
+        (None, r"files\.test \(.*\): no such file"),
         (b"\n", r"files\.test \(.*\) is empty"),
         (b"nonsense", "line 1 is not JSON"),
-        (b'["a"]', "item 1: expected an object with the texts 'question' and 'answer'"),
+        (b'["a"]', "item 1: expected an object with the strings 'question' and 'answer'"),
         (b'\n{"text": "a"}', "line 2: expected an object"),
         (b'{"question": "a", "answer": 3}', "line 1: expected an object"),
         (b'{"question": " ", "answer": "#### 3"}', "line 1: expected an object"),
@@ -60,7 +60,7 @@ def test_problems_of_a_file(tmp_path):
             b'{"question": "a", "answer": "3", "steps": "1+2=3"}',
             "line 1: 'steps' is '1\\+2=3'; give",
         ),
-        (b'{"question": "a", "answer": "3", "steps": 2}', "line 1: 'steps' is 2; give a list of"),
+        (b'{"question": "a", "answer": "3", "steps": 2}', "line 1: 'steps' is 2; use a list of"),
         (b'{"question": "a", "answer": "3", "steps": ["1", 2]}', r"line 1: 'steps' is \['1', 2\];"),
         (b'{"question": "a", "answer": null, "steps": ["1"]}', "line 1: expected an object"),
     ],

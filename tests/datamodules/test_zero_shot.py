@@ -82,7 +82,7 @@ def test_a_field_may_have_another_name(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"set_name": "ptb", "data_files": "none.txt"}, r"none.txt: there is no such file"),
+        ({"set_name": "ptb", "data_files": "none.txt"}, r"none.txt: no such file"),
         ({"set_name": "ptb", "data_files": []}, r"ZeroShotText \(ptb\): data_files is empty"),
         ({"set_name": "ptb", "data_files": __file__}, r"the suffix decides the format"),
     ],
@@ -113,7 +113,7 @@ def test_nothing_is_trained_on_it(tmp_path):
     data = prepared(ZeroShotText, tmp_path, set_name="lm1b", data_files=str(path))
     with pytest.raises(ValueError, match=r"ZeroShotText \(lm1b\)"):
         data.train_dataloader()
-    with pytest.raises(ValueError, match=r"test split is empty. .* test split .* name val"):
+    with pytest.raises(ValueError, match=r"test split is empty. .* test split .* as val"):
         data.test_dataloader()
     assert len(data.val_dataloader()) == 1
     with pytest.raises(ValueError, match="neither a model nor a tokenizer"):

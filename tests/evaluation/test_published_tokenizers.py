@@ -293,15 +293,15 @@ def lossy(tmp_path, train_checkpoint, text_file):
 
 def test_compare_says_that_a_tokenizer_changes_texts(lossy, checkpoint_path):
     notes = compare_runs([f"lossy={lossy}", f"plain={checkpoint_path}"]).report.notes
-    (note,) = [note for note in notes if "cannot give back" in note]
-    assert note.startswith("lossy: the tokenizer cannot give back leading spaces, case, spaces")
+    (note,) = [note for note in notes if "cannot restore" in note]
+    assert note.startswith("lossy: the tokenizer cannot restore leading spaces, case, spaces")
 
 
 def test_what_a_tokenizer_loses_is_in_every_result(lossy, evaluates):
     printed = evaluates("perplexity", "--ckpt", lossy)
-    assert "the tokenizer cannot give back leading spaces, case, spaces" in printed
+    assert "the tokenizer cannot restore leading spaces, case, spaces" in printed
     (changes,) = compare_runs([str(lossy)]).runs["text_changes"]
-    assert changes.startswith("cannot give back leading spaces, case, spaces")
+    assert changes.startswith("cannot restore leading spaces, case, spaces")
 
 
 # ---- answers

@@ -21,7 +21,7 @@ from tests.programs import run
 from training import main as train_main
 
 RECIPE = {"model": {"class_path": "lightning_models.TransformerLM", "init_args": {}}}
-FULL = r"cannot write the checkpoint .*last\.ckpt \({}\); the previous one is whole\. Make room"
+FULL = r"cannot write the checkpoint .*last\.ckpt \({}\); the previous one is intact\. Make room"
 
 
 def content(step, megabytes):
@@ -83,7 +83,7 @@ def prepare(folder, size):
     return Store(folder)
 
 
-NO_ROOM = r"cannot be written \({}\)\. Make room there, or name a cache_dir on another disk"
+NO_ROOM = r"cannot be written \({}\)\. Free some space, or name a cache_dir on another disk"
 
 
 @pytest.mark.usefixtures("limited_files")
@@ -135,7 +135,7 @@ def test_tokenising_ends_with_one_line(tmp_path):
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert f"{tmp_path}/cache/" in line
-    assert "File too large). Make room there, or name a cache_dir on another disk" in line
+    assert "File too large). Free some space, or name a cache_dir on another disk" in line
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
@@ -241,7 +241,7 @@ def test_a_run_ends_with_one_line_and_can_go_on(text_file, tmp_path):
     done = run(*program, env=broken.environment)
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "the previous one is whole" in line
+    assert "the previous one is intact" in line
     assert "Traceback" not in done.stderr
     assert broken.last.read_bytes() == before
     finished(broken.resume())

@@ -43,8 +43,8 @@ def test_two_ranks_refuse_a_checkpoint_of_weights_that_are_not_finite(run):
     run.environment |= {"POISON": "", "OVERFLOW": "1:3"}
     errors = finished(run.start(), code=3)
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: after step 4 the weights are not finite: ")
-    assert "in 1 parameters (network.spare first). They are not saved. " in line
+    assert line.startswith("error: the weights are not finite after step 4: ")
+    assert "in 1 parameters (first: network.spare). They are not saved. " in line
     assert f"The last good checkpoint is {run.last}." in line
     assert "Traceback" not in errors
     assert torch.load(run.last, weights_only=True)["global_step"] == 2

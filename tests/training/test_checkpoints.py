@@ -182,7 +182,7 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch, wrapped
             raise
 
     monkeypatch.setattr(torch, "save", fails)
-    expected = r"cannot write .*last\.ckpt \(No space left on device\); the previous one is whole"
+    expected = r"cannot write .*last\.ckpt \(No space left on device\); the previous one is intact"
     with pytest.raises(CheckpointError, match=expected):
         AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
     monkeypatch.undo()

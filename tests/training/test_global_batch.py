@@ -282,7 +282,7 @@ def test_what_contradicts_a_stated_batch_is_refused(text_file, tmp_path, capsys,
         (8, 1, None),  # what the saved config of a run says
         (8, 4, None),  # what follows
         (8, 2, "trainer.accumulate_grad_batches (2) follows from data.global_batch: it is 4"),
-        (None, 2, "every_n_train_steps (2) needs whole steps: an epoch has 5"),
+        (None, 2, "every_n_train_steps (2) needs epochs of whole steps: an epoch has 5"),
     ],
 )
 def test_accumulation_of_a_file_is_refused_where_it_contradicts(

@@ -332,8 +332,8 @@ class StagedLM(TextLM):
                 optimizer.state.clear()
         if before[1] != now[1]:
             for callback in self.trainer.checkpoint_callbacks:
-                if hasattr(callback, "rank_anew"):
-                    callback.rank_anew()
+                if hasattr(callback, "restart_ranking"):
+                    callback.restart_ranking()
         if before != now:
             self.progress_made.copy_(torch.tensor(now))
             self._reached = now

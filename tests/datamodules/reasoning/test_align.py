@@ -23,7 +23,7 @@ def test_the_command_asks_and_goes_on(server, train_file, tmp_path, capsys):
     assert main([*argv, "--limit=3"]) == 0
     assert capsys.readouterr().out == "kept  3\n"
     assert main(argv) == 0
-    assert capsys.readouterr().out.split() == ["there", "already", "3", "kept", "5"]
+    assert capsys.readouterr().out.split() == ["already", "done", "3", "kept", "5"]
     assert len(rows(output)) == 8
 
 
@@ -38,11 +38,11 @@ def test_the_command_places_by_rule(train_file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["rule", "--files=none.txt"], "none.txt: there is no such file"),
+        (["rule", "--files=none.txt"], "none.txt: no such file"),
         (["rule", "--limit=0"], "limit=0 must be at least 1"),
         (["rule", "--at=word"], "at"),
         (["teacher", "--files=a.txt"], "required"),
-        (["teacher", "--output=a", "--url=x", "--model=m"], "url='x' must be an address"),
+        (["teacher", "--output=a", "--url=x", "--model=m"], "url='x' must be a base URL"),
         (["other"], "other"),
     ],
 )

@@ -34,8 +34,8 @@ def test_text_in_front():
         ({"markers": (1, 8)}, r"markers=\(1, 8\) are not in order within"),
         ({"markers": (-1, 2)}, r"markers=\(-1, 2\) are not in order within"),
         ({"steps": ("a", "")}, "a step is empty"),
-        ({"query": "", "markers": (0, 0)}, "query, answer or a step is empty"),
-        ({"answer": ""}, "query, answer or a step is empty"),
+        ({"query": "", "markers": (0, 0)}, "the query, the answer or a step is empty"),
+        ({"answer": ""}, "the query, the answer or a step is empty"),
     ],
 )
 def test_broken_examples(change, message):

@@ -80,8 +80,8 @@ def test_problems_of_both_formats(tmp_path):
         ("a.txt", "ok||<<1=1>> #### 1\n||<<1=1>> #### 1", "line 2: expected 'question"),
         ("a.txt", "Why?||<<1=1>>", "line 1: expected 'question"),
         ("a.txt", "\n", r"files \(.*a\.txt\) is empty"),
-        ("a.txt", None, "there is no such file"),
-        ("a.jsonl", '{"question": "a"}', "line 1: expected an object with the texts 'question'"),
+        ("a.txt", None, "no such file"),
+        ("a.jsonl", '{"question": "a"}', "line 1: expected an object with the strings 'question'"),
         ("a.parquet", "", "not from parquet"),
     ],
 )
@@ -136,7 +136,7 @@ def test_an_aligned_file_places_training_problems_and_drops_the_rest(make, tmp_p
 
 def test_an_aligned_file_that_places_nothing_is_an_error(make, tmp_path):
     aligned = write(tmp_path / "aligned.jsonl", aligned_rows()[3:4])
-    with pytest.raises(ValueError, match=r"no examples.*Is data\.aligned_file about these"):
+    with pytest.raises(ValueError, match=r"no examples.*Check that data\.aligned_file has these"):
         make(aligned_file=aligned)
     with pytest.raises(ValueError, match="aligned_file='nowhere'"):
         make(aligned_file="nowhere")
@@ -147,7 +147,7 @@ def test_an_aligned_file_that_places_nothing_is_an_error(make, tmp_path):
     [["a"], {"query": "a"}, {"query": 1, "thinking": []}, {"query": "a", "thinking": [1]}],
 )
 def test_lines_that_are_no_alignments(tmp_path, row):
-    with pytest.raises(ValueError, match="(line|item) 1: expected an object with a text 'query'"):
+    with pytest.raises(ValueError, match="(line|item) 1: expected an object with a string 'query'"):
         MarkedProblems(Path(write(tmp_path / "a.jsonl", [row])))
 
 

@@ -58,15 +58,15 @@ def test_the_prompt_shows_examples_that_keep_its_own_rules():
     [
         ('{"query": "a<T> b", "thinking": ["x"]}', None),
         ('{thoughts} ```json\n{"query": "a<T> b", "thinking": ["x"]}\n``` done {', None),
-        ('{"query": "a <T> b", "thinking": ["x"]}', "another problem"),
-        ('{"query": "A<T> b", "thinking": ["x"]}', "another problem"),
-        ('{"query": "a<T> b", "thinking": ["y"]}', "other calculations"),
-        ('{"query": "a b", "thinking": ["x"]}', "another number of markers"),
-        ('{"query": "a<T><T> b", "thinking": ["x"]}', "another number of markers"),
-        ('{"query": "a<T> b"}', "no such JSON object"),
-        ('{"query": "a<T> b", "thinking": ["x"', "no such JSON object"),
-        ("I cannot do that.", "no such JSON object"),
-        ("[" * 100_000 + "{" * 50, "no such JSON object"),
+        ('{"query": "a <T> b", "thinking": ["x"]}', "changed problem"),
+        ('{"query": "A<T> b", "thinking": ["x"]}', "changed problem"),
+        ('{"query": "a<T> b", "thinking": ["y"]}', "changed calculations"),
+        ('{"query": "a b", "thinking": ["x"]}', "wrong number of markers"),
+        ('{"query": "a<T><T> b", "thinking": ["x"]}', "wrong number of markers"),
+        ('{"query": "a<T> b"}', "no valid JSON object"),
+        ('{"query": "a<T> b", "thinking": ["x"', "no valid JSON object"),
+        ("I cannot do that.", "no valid JSON object"),
+        ("[" * 100_000 + "{" * 50, "no valid JSON object"),
     ],
 )
 def test_replies_are_checked_by_exact_match(reply, expected):
@@ -193,12 +193,12 @@ def test_what_fits_is_kept_for_the_aligned_file(endpoint, server, tmp_path):
     assert counts == {
         "kept": 6,
         "dropped": 2,
-        "dropped: no such JSON object": 1,
-        "dropped: another problem": 1,
-        "there already": 1,
+        "dropped: no valid JSON object": 1,
+        "dropped: changed problem": 1,
+        "already done": 1,
         "without steps": 1,
     }
-    assert [row["reply"] for row in rows(dropped_path(output)) if "no such" in row["reason"]] == [
+    assert [row["reply"] for row in rows(dropped_path(output)) if "no valid" in row["reason"]] == [
         "no"
     ]
     aligned = MarkedProblems(output)
@@ -215,10 +215,10 @@ def test_a_second_run_asks_for_nothing_twice(endpoint, server, tmp_path):
     first = place_steps(PROBLEMS[:4], ask, output, concurrency=1)
     assert (first["kept"], first["dropped"]) == (2, 2)
     again = place_steps(PROBLEMS, ask, output, concurrency=1)
-    assert (again["kept"], again["dropped"], again["there already"]) == (2, 2, 4)
+    assert (again["kept"], again["dropped"], again["already done"]) == (2, 2, 4)
     assert Counter(server.asked) == Counter(problem.question for problem in PROBLEMS)
     dropped_path(output).unlink()  # as its docstring says: they are asked for again
-    assert place_steps(PROBLEMS, ask, output)["there already"] == 4
+    assert place_steps(PROBLEMS, ask, output)["already done"] == 4
 
 
 def test_a_killed_run_is_gone_on_with(server, tmp_path):
@@ -246,7 +246,7 @@ def test_a_killed_run_is_gone_on_with(server, tmp_path):
     with output.open("ab") as file:  # as if the kill had come while it was writing
         file.write(b'{"id": "torn", "query": "\xc3')
     counts = place_steps(PROBLEMS, ChatEndpoint(config).complete, output, concurrency=2)
-    assert counts == {"there already": 3, "kept": 5}
+    assert counts == {"already done": 3, "kept": 5}
     assert len({row["id"] for row in rows(output)}) == len(PROBLEMS)
     assert Counter(server.asked)[PROBLEMS[3].question] == 2  # the one on its way was lost
     assert len(server.asked) == len(PROBLEMS) + 1
@@ -260,7 +260,7 @@ def test_an_output_has_one_writer_and_lines_of_its_own(endpoint, tmp_path):
     ):
         place_steps(PROBLEMS, ask, output)
     output.write_text('{"query": "mine"}\n')
-    with pytest.raises(ValueError, match=r"line 1 is not a line of this command's output"):
+    with pytest.raises(ValueError, match=r"line 1 was not written by this command"):
         place_steps(PROBLEMS, ask, output)
     assert output.read_text() == '{"query": "mine"}\n'
 
@@ -289,4 +289,4 @@ def test_a_failing_server_ends_the_run_and_keeps_what_it_said(endpoint, server, 
     assert not dropped_path(output).exists()
     server.answer = lambda problem, before: good(problem)
     counts = place_steps(PROBLEMS, endpoint().complete, output, concurrency=1)
-    assert counts == {"there already": 2, "kept": 6}
+    assert counts == {"already done": 2, "kept": 6}

@@ -294,10 +294,10 @@ def test_parametric_knowledge_keeps_questions_whose_facts_are_known(make, tmp_pa
     with pytest.raises(ValueError, match="known_file"):
         TwoHop(known_file=str(path))
     path.write_text('{"question": "a", "known": 1}\n')
-    with pytest.raises(ValueError, match="line 1: expected an object with a text 'question'"):
+    with pytest.raises(ValueError, match="line 1: expected an object with a string 'question'"):
         read_known(path)
     path.write_text('{"question": "a", "known": true}\n')
-    with pytest.raises(ValueError, match=r"Does data\.known_file know any of them"):
+    with pytest.raises(ValueError, match=r"Check that data\.known_file covers them"):
         make(**options, known_file=str(path))
 
 
