@@ -147,9 +147,9 @@ def _escaped(value: Any) -> Any:
 def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     """Returns the log folder of the run that wrote a checkpoint, or None if it is not found.
 
-    It is the one that the checkpoint names (below ``root`` unless absolute), else the one of the
-    default layout, ``<log folder>/checkpoints``; in both cases its record must have the same id.
-    Checkpoints without an id, of older versions, are assumed to have the default layout.
+    It is the one that the checkpoint names (relative to ``root`` unless absolute), else the one of
+    the default layout, ``<log folder>/checkpoints``; in both cases its record must have the same
+    id. Checkpoints without an id, of older versions, are assumed to have the default layout.
 
     Args:
         saved: The checkpoint.
@@ -195,7 +195,7 @@ def _records(folder: Path, run_id: str) -> Iterator[Path]:
 
 
 def _portable(folder: Path, root: Path) -> str:
-    """Returns ``folder`` relative to ``root`` if it is below it, else absolute."""
+    """Returns ``folder`` relative to ``root`` if inside it, else absolute."""
     folder, root = folder.resolve(), root.resolve()
     return (folder.relative_to(root) if folder.is_relative_to(root) else folder).as_posix()
 

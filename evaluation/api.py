@@ -266,7 +266,7 @@ class LoadedModel:
             stream: Whether to return an iterator of pieces that concatenate to the text. A
                 character of several tokens is part of the piece of its last token, and consecutive
                 byte-fallback tokens make one piece.
-            **sampling: Fields of ``SamplingConfig``: temperature (0 takes the likeliest token),
+            **sampling: Fields of ``SamplingConfig``: temperature (0 takes the most likely token),
                 top_k, top_p, seed.
 
         Returns:

@@ -119,7 +119,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Namespace]:
 
 
 def split_data_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns a command line without ``--data`` and the options below it, and their words."""
+    """Returns a command line without ``--data`` and the options under it, and their words."""
     others: list[str] = []
     of_data: list[str] = []
     takes_value = False

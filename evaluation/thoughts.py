@@ -68,7 +68,7 @@ class TokenTrace:
     Attributes:
         name: Label of the model.
         text: The text, or the question.
-        tokens: A line for each token: ``kind`` (text, mark, thought or answer), ``id`` (-1 for
+        tokens: One row per token: ``kind`` (text, mark, thought or answer), ``id`` (-1 for
             thoughts), ``text``; ``start`` and ``end``, its characters in the text; ``nats``, the
             loss of this token, nan if it is not scored; measures, see ``MEASURES``, nan if
             missing; ``note``, more values.
@@ -319,7 +319,7 @@ def _latent_words(
         for row, ids in zip(rows[size - 1 :: size], steps, strict=True):
             ended = next((i for i, token in enumerate(ids) if token in tokenizer.stop_ids), None)
             row["text"] = tokenizer.decode_continuation(ids[:ended]).strip()
-            row["note"] = f"a step said by the decoder; likeliest words {row['note']}"
+            row["note"] = f"a step said by the decoder; most likely words {row['note']}"
     return rows
 
 

@@ -308,7 +308,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         if self.whole_rows and stride is not None:
             raise ValueError(
                 f"eval_stride ({stride}): {type(self).__name__} scores whole windows, a part of "
-                "which has no likelihood of its own; leave eval_stride out"
+                "which has no separate likelihood; leave eval_stride out"
             )
 
     def setup(self, stage: str) -> None:

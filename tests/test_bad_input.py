@@ -181,7 +181,7 @@ CHECKPOINTS = {
     "truncated": ("--ckpt_path=cut.ckpt", "is truncated or not a checkpoint; copy it again"),
     "another file": ("--ckpt_path=text.jsonl", "is truncated or not a checkpoint; copy it again"),
     "another program's": ("--ckpt_path=foreign.ckpt", "foreign.ckpt has no recipe"),
-    "folder without one": ("--ckpt_path=folder", "there is no whole checkpoint below folder"),
+    "folder without one": ("--ckpt_path=folder", "there is no complete checkpoint under folder"),
 }
 
 

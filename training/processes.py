@@ -89,11 +89,11 @@ def _check_num_processes(
     elif environment is None:
         tasks = slurm_tasks()
         if tasks > 1 and chosen:
-            rank_zero_info(f"SLURM has {tasks} tasks; each trains a run of its own ({options})")
+            rank_zero_info(f"SLURM has {tasks} tasks; each trains a separate run ({options})")
         elif tasks > 1:
             rank_zero_warn(
                 f"SLURM has {tasks} tasks, and --trainer.devices auto is one device here: each "
-                "task trains a run of its own. For one run of all tasks set --trainer.devices to "
+                "task trains a separate run. For one run of all tasks set --trainer.devices to "
                 "the tasks of a node and --trainer.num_nodes; for separate runs, as in a sweep, "
                 "set --trainer.devices 1"
             )

@@ -73,20 +73,20 @@ class Findings:
     def add(
         self, name: str, lines: pd.DataFrame | Mapping[str, Any] | list[dict[str, Any]]
     ) -> None:
-        """Adds lines to the table of that name."""
+        """Adds rows to the table of that name."""
         self._parts[name].append(pd.DataFrame(lines))
 
     def append(self, other: "Findings") -> None:
-        """Appends all lines of other tables."""
+        """Appends all rows of other tables."""
         for name, parts in other._parts.items():
             self._parts[name] += parts
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Returns the tables with at least one line, by name."""
+        """Returns the tables with at least one row, by name."""
         return {name: self[name] for name in self._parts if name in self}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """Returns the table of that name, empty if no lines were added."""
+        """Returns the table of that name, empty if no rows were added."""
         added = self._parts.get(name, [])
         parts = [part for part in added if len(part)]
         if len(parts) > 1:  # concatenated once
@@ -106,7 +106,7 @@ class Analysis(EvaluationHooks, ABC):
         every_n_validations: Analyse every n-th validation during training. If 0, none of them.
         num_batches: Number of batches of a validation to analyse.
         output: Folder of the files. If null, the folder ``tag`` in the run's log folder.
-        sweep_every_n_validations: Sweep over settings at every n-th analysed validation of a
+        sweep_every_n_validations: Sweep over settings at every n-th analysed validation during
             training. If 0, at none of them. Standalone validations always sweep.
 
     Raises:

@@ -42,8 +42,8 @@ class RecallAnalysis(Analysis):
     questions, and with a memory of M sentences ``recall/within_memory`` and
     ``recall/beyond_memory``, the accuracies up to M sentences and later. For models whose tokens
     take additional steps, ``recall/steps`` is their mean at the tokens that predict an answer's
-    beginning, by level in the table, and ``recall/steps_correlation`` is Pearson's between steps
-    and level; it is left out where all steps are the same. Files are in ``recall``.
+    beginning, by level in the table, and ``recall/steps_correlation`` is Pearson's correlation
+    between steps and level, left out if all steps are the same. Files are in ``recall``.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
@@ -59,7 +59,7 @@ class RecallAnalysis(Analysis):
         values: Values of ``dial``.
 
     Raises:
-        ValueError: If the pattern is none or lacks a group, or ``dial`` has no ``values``.
+        ValueError: If the pattern is invalid or lacks a group, or ``dial`` has no ``values``.
     """
 
     tag = "recall"
@@ -212,9 +212,9 @@ def accuracies(questions: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Returns the columns ``by``, ``questions``, ``accuracy`` and means of an answer's measures.
 
     Args:
-        questions: Lines with the columns ``by``, ``right``, ``nats`` and, for models whose tokens
+        questions: Rows with the columns ``by``, ``right``, ``nats`` and, for models whose tokens
             take additional steps, ``steps``.
-        by: Columns to group lines by.
+        by: Columns to group rows by.
     """
     grouped = questions.groupby(by)
     measures = [name for name in ("right", "nats", "steps") if name in questions]

@@ -97,7 +97,7 @@ class StepAllocation(Analysis):
         alphas: Shifts of the router at which to score the same batches in addition to 0, or none.
             Each costs as much as a validation of the batches.
         sweep_every_n_validations: Score with the alphas and follow iterations at every n-th
-            analysed validation during training. If 0, only at the verb validate.
+            analysed validation during training. If 0, only under the verb validate.
         convergence_rows: Number of rows of the first batch whose iterations are followed.
         convergence_tokens: Number of leading tokens of each of these rows. The fixed point
             takes K + 1 forward steps for each.
@@ -462,7 +462,7 @@ def sweep(findings: Findings) -> pd.DataFrame:
 def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport:
     """Returns the report of an analysis.
 
-    Scalars are below ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
+    Scalars are under ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
     that execute fewer than K, over all tokens and as ``words/internal/...``, ``words/final/...``;
     with a router ``expected`` steps, the mean over tokens of the sum of w;
     ``share_<i>`` and ``step0_loss_<i>`` by executed steps, see :func:`steps`;

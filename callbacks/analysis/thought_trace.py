@@ -56,7 +56,7 @@ CHUNK_COLUMNS = {
     "order": "int64",
     "length": "int64",
 }
-"""Columns of a chunk's line and their types, for tables without lines."""
+"""Columns of a chunk's row and their types, for tables without rows."""
 
 
 class ThoughtTrace(Analysis):
@@ -69,7 +69,7 @@ class ThoughtTrace(Analysis):
     their thoughts inserted (Thinking States, Fig. 4).
 
     Scalars are ``thoughts/...``, see ``summary``; files are in ``thought_trace``, and queries in
-    TensorBoard, too. Queries without known steps count for rounds and trivial thoughts only.
+    TensorBoard as well. Queries without known steps count for rounds and trivial thoughts only.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
@@ -165,7 +165,7 @@ def collect_thoughts(
 def query_tables(
     predicted: RowThinking, gold: Sequence[Thought] | None, group: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the line of a query, and the lines of its chunks.
+    """Returns the row of a query, and the rows of its chunks.
 
     The query has ``group``; ``rounds``; ``known``, whether it has gold thoughts; ``nontrivial``,
     the number of chunks with a thought; ``first_wrong``, the chunk of the first wrong thought, nan
@@ -237,12 +237,13 @@ def written_out(
 def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float]:
     """Returns means over chunks and over queries, at least one.
 
-    Over chunks: ``accuracy``, the share with a right thought; ``accuracy_nontrivial``, the same for
-    chunks with a gold thought; ``missed``, the share of these without a thought; ``invented``, the
-    share of the other chunks with a thought; ``trivial`` and ``gold_trivial``, the share of chunks
-    without a thought. Over queries: ``all_right``, the share without a wrong thought; ``rounds``;
-    ``nontrivial``, chunks with a thought. ``longest`` is the length of the longest thought in
-    tokens (the model truncates thoughts at max_thought_tokens). Shares of nothing are nan.
+    Over chunks: ``accuracy``, the share with a correct thought; ``accuracy_nontrivial``, the same
+    for chunks with a gold thought; ``missed``, the share of these without a thought; ``invented``,
+    the share of the other chunks with a thought; ``trivial`` and ``gold_trivial``, the share of
+    chunks without a thought. Over queries: ``all_right``, the share without a wrong thought;
+    ``rounds``; ``nontrivial``, chunks with a thought. ``longest`` is the length of the longest
+    thought in tokens (the model truncates thoughts at max_thought_tokens). Shares of nothing are
+    nan.
 
     Both tables come from ``query_tables`` for the same queries.
     """
@@ -321,7 +322,7 @@ def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
 def thought_report(
     findings: Findings, shown_rows: int, group_name: str = "group"
 ) -> AnalysisReport:
-    """Returns the report of an analysis; scalars are below ``thoughts/``, see :func:`summary`.
+    """Returns the report of an analysis; scalars are under ``thoughts/``, see :func:`summary`.
 
     There must be at least one query, which may be too short for a chunk. ``group_name`` names the
     property that groups queries.
@@ -382,7 +383,7 @@ def chunks_figure(tables: Tables) -> Any:
     rest = 1 - table["first_wrong_share"].sum()
     wrong.set_title(f"{rest:.1%} of the queries have none", fontsize=10)
     labels = {
-        accuracy: "share of right thoughts",
+        accuracy: "share of correct thoughts",
         trivial: "share without a thought",
         wrong: "share of queries: first wrong thought",
     }

@@ -1,4 +1,4 @@
-"""Replies of models to questions, written or ranked among all possible answers, and their time."""
+"""Replies of models to questions, generated or chosen among all possible answers, and timings."""
 
 import dataclasses
 import statistics
@@ -67,7 +67,7 @@ class AnswerProtocol:
 
     Attributes:
         data: The data module, with the tokenizer and the rule for correct answers.
-        mode: 'rank' takes the likeliest of all possible answers, 'generate' decodes greedily.
+        mode: 'rank' takes the most likely of all possible answers, 'generate' decodes greedily.
         room: Maximum number of tokens to write. Defaults to what a batch of windows needs.
         precision: Precision of the matrix products.
         following: The question whose latents a question gets if latents are swapped, by its
@@ -140,7 +140,7 @@ class AnswerProtocol:
                     write(model, self.data, questions, room)
 
 
-# ---- the likeliest of all possible answers
+# ---- the most likely of all possible answers
 
 
 def rank(

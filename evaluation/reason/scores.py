@@ -131,7 +131,7 @@ def _notes(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"{data['left_out']:,} more are longer than block_size, and left out"
     if candidates is not None:
         yield (
-            f"the likeliest of {candidates} possible answers is taken; the accuracy by chance is "
+            f"the most likely of {candidates} possible answers is taken; the accuracy by chance is "
             f"{1 / candidates:.4f}"
         )
     if settings["rounds"]:
@@ -191,8 +191,8 @@ def _setting(one: Contestant, key: str) -> float | None:
 def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = None) -> pd.DataFrame:
     """Returns the points of the figure: ``label``, the x value, and the y values.
 
-    There is a row for each model and group with ``accuracy`` and ``standard_error``, or, against a
-    setting, a row for each model with ``speed_up`` too.
+    There is one row per model and group with ``accuracy`` and ``standard_error``, or, against a
+    setting, one row per model that also has ``speed_up``.
     """
     if against is None:
         lines = [

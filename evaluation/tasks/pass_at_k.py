@@ -28,7 +28,7 @@ _MARKED = re.compile(r"####([^\n]*)")
 
 
 def local_problems(**arguments: Any) -> dict[str, Dataset]:
-    """Reads GSM8K from files below ``DATA``, see ``local_data.load``.
+    """Reads GSM8K from files under ``DATA``, see ``local_data.load``.
 
     Raises:
         TaskDataError: If a file is not as published, or train contains test questions.

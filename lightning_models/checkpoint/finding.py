@@ -1,4 +1,4 @@
-"""Finds checkpoints, by path or as the last or best one of a run, and the runs below a folder."""
+"""Finds checkpoints, by path or as the last or best one of a run, and the runs in a folder."""
 
 import contextlib
 import difflib
@@ -165,7 +165,7 @@ def find_checkpoint(
 
 
 def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Checkpoint:
-    """Returns the last undamaged checkpoint of the newest run below ``folders``.
+    """Returns the last undamaged checkpoint of the newest run under ``folders``.
 
     The newest run is the one with the newest undamaged file. Files in the same folder belong to it
     if they have its id, or none in older checkpoints. The one with the highest step is used,
@@ -208,9 +208,9 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
     hint = "" if missing is None else suggest_path(missing)
     reason = f" ({damaged[0]})" if damaged else ""
     raise CheckpointError(
-        f"there is no whole checkpoint below {searched}{reason}; give the folder of a run that has "
-        "saved one, or the path of a checkpoint, or train one first (python train.py fit -c "
-        f"CONFIG){hint}"
+        f"there is no complete checkpoint under {searched}{reason}; give the folder of a run "
+        "that has saved one, or the path of a checkpoint, or train one first "
+        f"(python train.py fit -c CONFIG){hint}"
     )
 
 
@@ -246,7 +246,7 @@ def _best_path(checkpoint: Checkpoint) -> Path | None:
 
 
 def checkpoint_files(folder: Path) -> Iterable[Path]:
-    """Returns the checkpoint files below a folder, sorted by path."""
+    """Returns the checkpoint files under a folder, sorted by path."""
     return (path for path in sorted(folder.expanduser().rglob("*.ckpt")) if path.is_file())
 
 
@@ -280,7 +280,7 @@ def has_log(folder: Path) -> bool:
 
 
 def started_runs(paths: Iterable[Path]) -> list[Path]:
-    """Returns the runs at or below each path, or the path itself if there are none.
+    """Returns the runs at or under each path, or the path itself if there are none.
 
     A run is a folder with logs or, if it logs elsewhere, with checkpoints and a config. A failed
     start leaves a folder without a checkpoint, which is skipped with a warning if there are other

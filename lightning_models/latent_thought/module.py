@@ -174,7 +174,7 @@ class LatentThoughtLM(LanguageModel):
                 shared = None if self._drops() else start
                 reading = Reading(self.network, tokens, targets, known, shared)
             posterior = self._infer(reading, self._keys(batch, TRAINED), self._fast_rate())
-        # The inner sample (B, Z, D) has no graph, except with an encoder: only the decoder learns.
+        # The inner sample (B, Z, D) is detached, except with an encoder: only the decoder learns.
         h = self.network(start, posterior.inner)  # (B, T, D)
         nll = linear_cross_entropy(h, self.network.output_matrix, targets)
         divergence, count = posterior.divergence(), (targets >= 0).sum()  # (B, Z), ()
@@ -319,7 +319,7 @@ class LatentThoughtLM(LanguageModel):
         return -each.log_prob.sum(dim=1)
 
     def _floor(self, rate: float) -> float:
-        """Returns the approximate lower limit of a sequence's KL divergence, in nats."""
+        """Returns an approximate lower bound on a sequence's KL divergence, in nats."""
         config = self.config
         return divergence_floor(InnerLoop(config, rate)) * config.num_latents * config.dim
 

@@ -66,7 +66,7 @@ def attend(
             that does.
     """
     if backend not in get_args(Backend):
-        raise ValueError(f"backend ({backend}) is none of {', '.join(get_args(Backend))}")
+        raise ValueError(f"backend ({backend}) is not one of {', '.join(get_args(Backend))}")
     if window is not None and not causal:
         raise ValueError(f"window ({window}) needs causal=True")
     if window is not None and window >= k.shape[2]:

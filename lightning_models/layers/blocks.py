@@ -29,7 +29,7 @@ class OutputProjection(nn.Linear):
 
 
 def initialise(module: nn.Module, config: DecoderConfig) -> None:
-    """Initialises all linear layers and embeddings below ``module`` in place.
+    """Initialises all linear layers and embeddings in ``module`` in place.
 
     ``gpt2`` draws N(0, init_std); ``ponderlm`` draws a normal of variance 2 / (5 D) cut at three
     standard deviations. Projections into the residual stream are divided by sqrt(2 L). Biases

@@ -194,7 +194,7 @@ def _fault(value: Any, hint: Any) -> str | None:
     """Returns the value and its fault for a message, or None if there is no fault."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return None if value in parts else f"({value}) is none of {', '.join(map(str, parts))}"
+        return None if value in parts else f"({value}) is not one of {', '.join(map(str, parts))}"
     if origin in (Union, UnionType):
         faults = [_fault(value, part) for part in parts]
         return None if None in faults else faults[0]

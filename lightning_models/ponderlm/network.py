@@ -82,7 +82,7 @@ class SlotNetwork(Backbone):
         positions = self.slot_positions(token, slot)  # (T, S)
         bias = None if steps is None else self.slot_bias(steps)  # (B, T, K+1)
         # One causal sequence of T S slots: causality alone lets slot (t, k) see all slots of
-        # earlier tokens and slots 0 to k of its own.
+        # earlier tokens and slots 0 to k of its token.
         h = self.run(
             slots.flatten(1, 2),  # (B, T S, D)
             positions.flatten(),

@@ -168,7 +168,7 @@ def test_what_is_no_checkpoint_is_named(verb, fails, named_path, verb_files, tmp
     empty.mkdir()
     assert "none.ckpt" in fails(*verb.command("none.ckpt", verb_files))
     assert f"{damaged} " in fails(*verb.command(damaged, verb_files))
-    assert "there is no whole checkpoint below" in fails(*verb.command(empty, verb_files))
+    assert "there is no complete checkpoint under" in fails(*verb.command(empty, verb_files))
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=str)

@@ -163,7 +163,7 @@ def test_a_decoder_says_the_steps_of_latents(name, write_method, monkeypatch):
         model.network, "write_steps", lambda *args: given.append(args[0]) or write(*args)
     )
     tokens = lm.trace(QUESTION).tokens
-    said = tokens[tokens["note"].str.startswith("a step said by the decoder; likeliest words")]
+    said = tokens[tokens["note"].str.startswith("a step said by the decoder; most likely words")]
     thoughts, each = tokens[tokens["kind"] == "thought"], model.layout.latents_per_step
     assert said.index.tolist() == thoughts.index[each - 1 :: each].tolist()
     query = [*lm.tokenizer.prompt_ids(QUESTION), model.config.special_id("latent_start")]

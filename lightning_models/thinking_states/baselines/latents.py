@@ -224,7 +224,7 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
     owner = torch.minimum(order, groups[:, None] - 1)  # (B, R), -1 without latents
     group = torch.arange(most, device=sizes.device)[:, None]  # (G, 1)
     said = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
-    # each group is a row of its own, in which the steps of other groups are empty
+    # each group is a separate row, in which the steps of other groups are empty
     chosen = {
         "steps": steps_of_rows.repeat_interleave(most, dim=0),  # (B G, R, Z)
         "step_lengths": (sizes[:, None] * said).flatten(0, 1),  # (B G, R)
