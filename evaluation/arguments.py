@@ -88,7 +88,7 @@ def add_which_argument(parser: ArgumentParser) -> None:
         type=Which,
         default="last",
         help="Checkpoint to take from a run's folder: that with the most steps (last), or the best "
-        "one by the monitored value of its training (best). Files cannot be named with best.",
+        "one by the value monitored in training (best). Files cannot be named with best.",
     )
 
 
@@ -254,7 +254,7 @@ def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
     nested = isinstance(inner, Mapping) and "class_path" in inner
     if typed.class_path.rpartition(".")[2] != trained["class_path"].rpartition(".")[2]:
         of_corpus = carried(inner.get("init_args", {})) if nested else {}
-        # a model writes steps with the separator of its training
+        # a model writes steps with the separator it was trained with
         arguments = {**of_corpus, **carried(arguments, "step_separator")}
     elif nested:
         arguments = {

@@ -289,7 +289,7 @@ def _scored_on(run: pd.Series) -> str:
 
 
 SEVERAL_SEEDS = "Means over seeds, in brackets the smallest and the largest value."
-ONE_SEED = "One seed a row: the spread over seeds is unknown."
+ONE_SEED = "One seed per row: the spread over seeds is unknown."
 BOUND = (
     "Bound: only a lower bound of the model's likelihood is known, so its loss is at most the "
     "number shown; it has separate columns and must not be compared with exact losses."
@@ -343,7 +343,7 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
 
 
 def _text_changes(runs: pd.DataFrame) -> list[str]:
-    """Returns a note for each row whose tokenizer cannot give its text back."""
+    """Returns a note for each row whose tokenizer cannot reproduce its text."""
     if "text_changes" not in runs:
         return []
     changed = runs.dropna(subset=["text_changes"]).groupby("label", sort=False)
@@ -439,7 +439,7 @@ class ComparisonReport:
     left_out: Mapping[str, str]
     """Reason for each run that could not be read or scored."""
     differences: Sequence[str] = ()
-    """Loss difference between each row and the first one, a sentence each."""
+    """Loss difference between each row and the first one, one sentence per row."""
     samples: Mapping[str, str] = field(default_factory=dict)
     """Text written by the first run of each row."""
 

@@ -99,7 +99,7 @@ class Probed(NamedTuple):
 
 
 def probe_model(model: LanguageModel, tokenizer: Tokenizer, precision: Precision = "32") -> Probed:
-    """Returns a model of this project, in eval mode, with the tokenizer of its training."""
+    """Returns a model of this project, in eval mode, with its tokenizer."""
     log_probs = partial(_decoded_log_probs, model, precision)
     return Probed(tokenizer.name, tokenizer.sentence_prompt_ids, log_probs, model)
 

@@ -47,7 +47,7 @@ class RunMetrics:
     """
 
     run: str
-    """Path of the run below the common folder of all compared runs."""
+    """Path of the run under the common folder of all compared runs."""
     row: str | None
     """Name of its row on the command line, else name of the run in training."""
     checkpoint: str

@@ -125,7 +125,7 @@ def trace_text(
 
     Args:
         model: The model on its device.
-        tokenizer: The tokenizer of its training.
+        tokenizer: The tokenizer that the model was trained with.
         reader: Reader from ``tasks.readers.reader_of`` with ``documents``.
         text: A text of at least one token that fits the model's context.
         precision: Precision of the matrix products.
@@ -253,7 +253,7 @@ def _steps(model: Any, recorder: TraceRecorder, batch: dict[str, Any]) -> pd.Dat
 def _memory(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
     """Returns the mean age of each slot's attention to memory, and the weights of each layer.
 
-    Each layer records once a sentence, from the second one on, with the slots in order.
+    Each layer records once per sentence, from the second one on, with the slots in order.
     """
     lengths = batch["lengths"][0].tolist()
     ages = [np.full(length, 0.0) for length in lengths]
@@ -380,7 +380,7 @@ def _facts(
     total, named = nats.sum() + of_text, KINDS[scores.kind]
     facts = {"model": type(model).__name__, "tokens": f"{(table['kind'] == 'text').sum()}"}
     if len(nats):
-        facts["loss"] = f"{total / len(nats):.3f} nats a token ({named})"
+        facts["loss"] = f"{total / len(nats):.3f} nats per token ({named})"
     # bits per byte are undefined with marks, which have nats but no bytes
     if scored == "text" and not isinstance(tokenizer, SentenceTokenizer):
         facts["bits per byte"] = f"{bits(total) / len(text.encode()):.3f}"

@@ -172,7 +172,7 @@ def await_launched(trainer: L.Trainer, patience: float = 60) -> None:
         if code:
             raise LostRankError(
                 f"process {rank} of the run has failed at its end (exit code {code}); its own "
-                "message stands above"
+                "message is above"
             )
 
 

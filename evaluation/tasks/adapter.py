@@ -142,7 +142,7 @@ class HarnessModel(LM):
 
     Args:
         model: The model on its device, in eval mode.
-        tokenizer: The tokenizer of its training.
+        tokenizer: The tokenizer that the model was trained with.
         batch_size: Number of rows scored, or written, at once.
         mode: 'blockwise' reads context and continuation in one pass; 'autoregressive' scores each
             token given its prefix only, which differs for models that are not causal.

@@ -45,7 +45,7 @@ def test_losses_are_those_of_a_score(method):
     assert text["text"].tolist() == score.tokens["text"].tolist()
     assert text["nats"].tolist() == pytest.approx(score.tokens["nats"].tolist(), rel=1e-5)
     assert [TEXT[a:b] for a, b in zip(text["start"], text["end"], strict=True)] == list(TEXT)
-    assert trace.facts["loss"] == f"{score.nats_per_token:.3f} nats a token (exact)"
+    assert trace.facts["loss"] == f"{score.nats_per_token:.3f} nats per token (exact)"
     per_byte = score.as_dict()["bits_per_byte"]  # marks of sentences are not counted
     assert trace.facts.get("bits per byte") == (per_byte and f"{per_byte:.3f}")
 
