@@ -87,8 +87,8 @@ def add_which_argument(parser: ArgumentParser) -> None:
         "--which",
         type=Which,
         default="last",
-        help="Checkpoint to take from a run's folder: that with the most steps (last), or the best "
-        "one by the value monitored in training (best). Files cannot be named with best.",
+        help="Checkpoint to take from a run's folder: the one with the most steps (last), or the "
+        "best by the value monitored in training (best). Files cannot be named with best.",
     )
 
 

@@ -118,7 +118,7 @@ def find_named(
     A pattern leaves out runs without a checkpoint, with a warning, if others remain.
 
     Args:
-        targets: Checkpoint files, folders (for a checkpoint of each run below them), or patterns;
+        targets: Checkpoint files, folders (for a checkpoint of each run in them), or patterns;
             each may begin with a name (``NAME=PATH``).
         key: Option that holds them, for messages.
         which: Checkpoint to take from a run's folder: the latest or the best.
@@ -160,7 +160,7 @@ def _run_paths(target: str, key: str) -> list[Path]:
 
 
 def path_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Returns the path of each checkpoint's run below their common folder.
+    """Returns the path of each checkpoint's run under their common folder.
 
     The class and ``version_0`` are left out if the rest distinguishes the runs. A single run
     without a distinctive path is named by its class.
@@ -252,7 +252,7 @@ class RunRecord:
     """A checkpoint with the logs and settings of its run."""
 
     name: str
-    """Unique path of the run below the common folder."""
+    """Unique path of the run under the common folder."""
     checkpoint: Checkpoint
     outline: LanguageModel
     """The model without weights."""
@@ -272,7 +272,7 @@ def find_compared(
     """Returns the runs that the command line names, each once, and the ones that are left out.
 
     Args:
-        targets: Checkpoint files, folders (for a checkpoint of each run below them), or patterns;
+        targets: Checkpoint files, folders (for a checkpoint of each run in them), or patterns;
             each may begin with the name of its row (``NAME=PATH``).
         skip: Whether to leave out runs that cannot be read.
         which: Checkpoint to take from a run's folder: the latest or the best.

@@ -264,7 +264,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         if strategy in OTHER_SHARDING:
             raise ValueError(
                 f"trainer.strategy ({strategy}): parameters are sharded by "
-                "training.FullySharded alone (configs/trainer/fsdp.yaml)"
+                "training.FullySharded only (configs/trainer/fsdp.yaml)"
             )
         self.network = self.build_network().train(self.training)
         dropout = getattr(self.config, "attention_dropout", 0.0)

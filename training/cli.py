@@ -198,7 +198,7 @@ class LatentCLI(CheckpointParsing):
             raise UserError(
                 f"{self._saved_run.path} cannot be restored ({type(error).__name__}: "
                 f"{' '.join(str(error).split())}): it is damaged, or of another model or version; "
-                "take another checkpoint"
+                "use another checkpoint"
             ) from error
 
     def _check_folders(self, root: Path) -> None:

@@ -153,7 +153,7 @@ def count_sharing(strategy: Any, devices: int) -> int:
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if name in OTHER_SHARDING or name.startswith(("fsdp", "deepspeed")):
         raise UserError(
-            f"trainer.strategy ({name}): parameters are sharded by training.FullySharded alone "
+            f"trainer.strategy ({name}): parameters are sharded by training.FullySharded only "
             "(configs/trainer/fsdp.yaml)"
         )
     size = 1

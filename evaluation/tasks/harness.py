@@ -135,7 +135,7 @@ def _load(manager: TaskManager, name: str) -> Any:
         raise ValueError(
             f"tasks ({name}) cannot be loaded ({reason}). Its data come from the Hugging Face hub: "
             "set HF_HOME to a cache that holds them, or copy them into a folder, name it with "
-            "DATA=folder, and take the tasks of configs/tasks (lambada_local, hellaswag_local, "
+            "DATA=folder, and use the tasks of configs/tasks (lambada_local, hellaswag_local, "
             "piqa_local, blimp_local, arc_easy_local, arc_challenge_local; see docs/tasks.md)"
         ) from error
 
@@ -201,7 +201,7 @@ def score_tasks(
 class AnswerFile(CachingLM):
     """The model with a file of answers, in which each repeat of a request has an entry.
 
-    The harness' class keeps one text a request, which all repeats would get, and skips requests
+    The harness' class keeps one text per request, which all repeats would get, and skips requests
     that are repeated with other draws.
     """
 

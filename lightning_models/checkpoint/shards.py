@@ -191,7 +191,7 @@ class Shards:
         if wrong:
             raise self._broken(
                 f"{self.folder / min(wrong)} is damaged, or not the file that was written (its "
-                "SHA-256 is not the one in the checkpoint); copy it again, or take another "
+                "SHA-256 is not the one in the checkpoint); copy it again, or use another "
                 "checkpoint"
             )
 

@@ -184,7 +184,7 @@ def build_causal_lm(shape: Any, config: ReasoningConfig) -> nn.Module:
         config: Our configuration, which messages name.
 
     Raises:
-        ValueError: ``transformers`` cannot build a model from these values.
+        ValueError: If ``transformers`` cannot build a model from these values.
     """
     from transformers import AutoModelForCausalLM
 

@@ -232,7 +232,7 @@ class Forked(NamedTuple):
 
     streams: ResidualStreams
     border: Tensor
-    """Mean over rows of the kappa-th score, a scalar; nan if nothing competes or outside of
+    """Mean over rows of the kappa-th score, a scalar; nan if nothing competes or outside
     training."""
     history: Tensor | None
     """Scores (B, w - 1 + T, G) of the preceding w - 1 tokens and these, for window_topk only."""
@@ -416,7 +416,8 @@ def _compact(choice: Choice) -> Tensor:
 def _take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Returns x[b, index[b]] (B, N', D)."""
     rows, num_streams, width = x.shape
-    # index_select over B N flat rows reads one index a row, where gather would read one a channel
+    # index_select over B N flat rows reads one index per row, where gather would read one per
+    # channel
     flat = index + num_streams * torch.arange(rows, device=x.device)[:, None]  # (B, N')
     return x.reshape(-1, width).index_select(0, flat.flatten()).view(rows, -1, width)
 

@@ -43,7 +43,7 @@ class ThoughtbubblesLM(LanguageModel):
         compile: Whether to compile the network with torch.compile (in place).
 
     Raises:
-        ValueError: ``compile`` is true and the number of streams depends on the text.
+        ValueError: If ``compile`` is true and the number of streams depends on the text.
     """
 
     config: ThoughtbubblesConfig

@@ -422,7 +422,7 @@ class MoRLM(DepthLM):
         down for fewer steps and moved towards 1 for more. Only attention depends on this.
 
         Raises:
-            ValueError: ``steps`` is not between 0 and ``thinking_steps``.
+            ValueError: If ``steps`` is not between 0 and ``thinking_steps``.
         """
         capacities, most = self.config.capacities, self.config.thinking_steps
         if not 0 <= steps <= most:

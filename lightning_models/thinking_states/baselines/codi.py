@@ -195,7 +195,7 @@ class CodiNetwork(LatentNetwork):
         config: Configuration of the backbone and its latents.
 
     Raises:
-        ValueError: ``lora_rank`` is set, and ``peft`` is not installed.
+        ValueError: If ``lora_rank`` is set, and ``peft`` is not installed.
     """
 
     def __init__(self, config: CodiConfig) -> None:
