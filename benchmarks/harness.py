@@ -166,8 +166,8 @@ def run(
     choose_kernels()
     if options.memory is not None:
         assert build_step is not None
-        asked = Options(**json.loads(options.memory))
-        print(extra_peak(build_step(asked), asked.device))
+        measured = Options(**json.loads(options.memory))
+        print(extra_peak(build_step(measured), measured.device))
         return
     if others:
         options.others = rest

@@ -172,22 +172,22 @@ def rows(options: Options) -> Rows:
     """Yields one row per task."""
     theirs, ours, lexicon = sides(options)
     for name in options.tasks:
-        asked = requests_of(SHAPES[name], lexicon, options.questions)
+        requests = requests_of(SHAPES[name], lexicon, options.questions)
 
-        def shared(asked: list[Any] = asked) -> list[Any]:
-            return list(ours.loglikelihood(asked))
+        def shared(requests: list[Any] = requests) -> list[Any]:
+            return list(ours.loglikelihood(requests))
 
-        def whole(asked: list[Any] = asked) -> list[Any]:
+        def whole(requests: list[Any] = requests) -> list[Any]:
             with patch.object(type(ours.model), "shares_prefixes", False):
-                return list(ours.loglikelihood(asked))
+                return list(ours.loglikelihood(requests))
 
-        def hf(asked: list[Any] = asked) -> list[Any]:
-            return list(theirs.loglikelihood(asked, disable_tqdm=True))
+        def hf(requests: list[Any] = requests) -> list[Any]:
+            return list(theirs.loglikelihood(requests, disable_tqdm=True))
 
         runs = (shared, whole) if theirs is None else (shared, whole, hf)
         times = in_turn(runs, options.rounds, cpu_time=options.cpu_time)
         seconds = torch.tensor(times)  # (runs, rounds)
-        row = {"task": name, "requests": len(asked), "ours s": seconds[0].median().item()}
+        row = {"task": name, "requests": len(requests), "ours s": seconds[0].median().item()}
         row["to whole rows"] = (seconds[0] / seconds[1]).median().item()
         if theirs is not None:
             row["to hf"] = (seconds[0] / seconds[2]).median().item()

@@ -77,11 +77,11 @@ def outline(name: str, pairs: list[str], options: Options) -> LanguageModel:
     cls: Any = model_class(name)
     config_class = get_type_hints(cls.__init__)["config"]
     names = {field.name for field in dataclasses.fields(config_class)}
-    asked = fields_of(pairs)
-    if not asked.keys() <= names:
-        unknown = ", ".join(sorted(asked.keys() - names))
+    fields = fields_of(pairs)
+    if not fields.keys() <= names:
+        unknown = ", ".join(sorted(fields.keys() - names))
         raise ValueError(f"config ({unknown}) is unknown to {name}: {', '.join(sorted(names))}")
-    sizes = {"vocab_size": options.vocab, "block_size": 4 * options.length, **SHAPE, **asked}
+    sizes = {"vocab_size": options.vocab, "block_size": 4 * options.length, **SHAPE, **fields}
     try:
         return without_files(cls(config_class(**sizes)))
     except TypeError as error:
@@ -263,9 +263,9 @@ def rows(options: Options) -> Rows:
         row["tokens/s against"] = (counted or theirs.tokens) / time.theirs
         row["FLOPs/token ratio"] = ours.flops / theirs.flops
         if options.peak:
-            asked = {**vars(options), "phase": phase}
+            settings = {**vars(options), "phase": phase}
             for which in ("model", "against"):
-                peak = harness.in_a_process(MODULE, {**asked, "side": which})
+                peak = harness.in_a_process(MODULE, {**settings, "side": which})
                 row[f"MB {which}"] = peak / 1e6
         yield row
 

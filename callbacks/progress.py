@@ -140,7 +140,7 @@ class Progress(TQDMProgressBar):
 
 
 class _Pace:
-    """Wall-clock seconds per optimiser step of this process, validations included."""
+    """Wall-clock seconds per optimiser step of this process, including validations."""
 
     def __init__(self) -> None:
         self._start: tuple[int, float] | None = None

@@ -20,7 +20,7 @@ class Samples(L.Callback):
     generate, samples are disabled with a warning.
 
     Args:
-        prompts: Texts to continue, empty for the start of a document. Null means a few general
+        prompts: Texts to continue, empty for the start of a document. Null uses a few general
             ones.
         every_n_validations: Write after every n-th validation, or never if 0.
         max_new_tokens: Length of each continuation in tokens, limited by the block size.

@@ -28,7 +28,7 @@ class ChunkPosition:
 
     Attributes:
         part: Index of its part.
-        documents: Documents of the corpus up to its end, empty ones included.
+        documents: Number of documents of the corpus up to its end, including empty ones.
         ends: Whether it is the last chunk of the part.
         last: Whether it is the last chunk of the corpus.
     """
@@ -63,7 +63,7 @@ class EncodedChunk:
     Attributes:
         splits: Split of each document.
         sizes: UTF-8 bytes of each document, int64.
-        lengths: Tokens of each document, its EOS included, int64.
+        lengths: Number of tokens of each document, including its EOS; int64.
         tokens: All documents in order, each followed by EOS, in the store's type.
         token_sizes: UTF-8 bytes of text that each token covers, uint32, or None if every id covers
             a fixed number of bytes.

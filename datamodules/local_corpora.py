@@ -326,7 +326,7 @@ def module_document(path: Path, name: str, min_length: int) -> str:
         SyntaxError,
         ValueError,
         OSError,
-    ):  # templates and files of other versions, which some distributions add
+    ):  # templates and files of other Python versions, which some distributions add
         return ""
     entries = (
         text

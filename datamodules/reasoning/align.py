@@ -159,7 +159,9 @@ def _writable(target: str) -> Path:
     if output.is_dir():
         raise ValueError(f"output ({output}) is a folder; name a file in it")
     if not output.parent.is_dir():
-        raise ValueError(f"output ({output}): there is no folder {output.parent}; create it first")
+        raise ValueError(
+            f"output ({output}): the folder {output.parent} does not exist; create it first"
+        )
     trial = output.with_name(f".{output.name}.trial")
     try:
         trial.touch()

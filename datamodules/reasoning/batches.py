@@ -8,7 +8,7 @@ batch, all tensors int64:
 | ``query`` | (B, Q) | BOS (EOS without one) and the query's tokens, padded with EOS |
 | ``query_lengths`` | (B,) | its tokens, including BOS or EOS |
 | ``steps`` | (B, R, Z) | the tokens of each step, padded with EOS; R and Z at least 1 |
-| ``step_lengths`` | (B, R) | tokens of each step; 0 if there is no such step |
+| ``step_lengths`` | (B, R) | tokens of each step; 0 for missing steps |
 | ``step_places`` | (B, R) | index in ``query`` of the token that each step belongs to, else -1 |
 | ``targets`` | (B, A) | the answer and an EOS, padded with -100 |
 | ``sequence_id`` | (B,) | index of the row; in evaluation, index of its example |

@@ -354,7 +354,7 @@ class Story:
 
     Attributes:
         facts: The chain from the first person to the last, in order.
-        stated: All facts in the order of the sentences, distractors included.
+        stated: All facts in the order of the sentences, including distractors.
         names: Name of each person in the story, by index in the family.
         prompt: Sentences and question, up to the answer.
         answer: A space and the relation of the chain's last person to the first.

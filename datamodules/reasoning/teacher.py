@@ -3,7 +3,7 @@
 The task is the one in Fig. 7, reworded: put a marker where each given calculation becomes possible,
 and change nothing else. The prompt has three solved examples, and the reply is a JSON object.
 
-Every reply is checked by exact match and written at once: valid replies go to the output, which
+Every reply is checked by exact match and written immediately: valid replies go to the output, which
 `gsm8k.MarkedProblems` reads, and the others to a file next to it, with the reason. A killed run
 loses only its pending requests; the next run requests only problems in neither file.
 
@@ -422,7 +422,7 @@ def _written(path: Path) -> set[str]:
     """Returns the ids of the problems in a jsonl file, after removing an incomplete last line.
 
     Raises:
-        ValueError: If a line has another format.
+        ValueError: If a line has a different format.
     """
     ids, size = set(), 0  # bytes of the complete lines
     content = path.read_bytes() if path.exists() else b""

@@ -177,7 +177,7 @@ def parse_splitter(name: str, language: str = "en") -> Splitter | SpanSplitter:
         language: Code of the language of ``rules``.
 
     Raises:
-        ValueError: If there is no such splitter; the message lists them.
+        ValueError: If the splitter is unknown; the message lists them.
     """
     method, colon, rest = name.partition(":")
     if name == "rules":
@@ -233,7 +233,7 @@ class SatSplitter(Splitter):
         """Returns the name or, for a folder, a hash of its files and the threshold.
 
         Raises:
-            SplitterUnavailableError: If there is no such folder.
+            SplitterUnavailableError: If the folder does not exist.
         """
         folder = self._folder
         if folder is None:

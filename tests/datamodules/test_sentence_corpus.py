@@ -138,7 +138,7 @@ def test_missing_weights_are_told_before_the_work(stories, tmp_path, monkeypatch
     with pytest.raises(SplitterUnavailableError, match="sat-3l-sm.*no connection"):
         data.prepare_data()
     assert not inner.store_dir.exists()
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match="the folder does not exist"):
         Sentences(corpus=inner, splitter="sat:./nothing").prepare_data()
 
 

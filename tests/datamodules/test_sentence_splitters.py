@@ -178,7 +178,7 @@ def test_thresholds_are_those_of_wtpsplit(name, threshold):
 def test_a_missing_folder_is_told_with_the_cure(name):
     with pytest.raises(SplitterUnavailableError, match="'rules'"):
         parse_splitter(name).load()
-    with pytest.raises(SplitterUnavailableError, match="no such folder"):
+    with pytest.raises(SplitterUnavailableError, match="the folder does not exist"):
         parse_splitter(name).identity()
 
 

@@ -213,7 +213,7 @@ def test_a_missing_sat_model_does_not_keep_text_from_being_decoded():
     tokenizer = tokenizer_from_state(state)
     assert tokenizer.decode([257, 72, 105, 259, 258]) == "Hi"
     assert tokenizer.state() == state
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match="the folder does not exist"):
         tokenizer.encode("Hi")
 
 

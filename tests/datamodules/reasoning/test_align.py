@@ -58,7 +58,7 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, expected, capsys, tmp_path,
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
-        ("no/a", "output (no/a): there is no folder no; create it first"),
+        ("no/a", "output (no/a): the folder no does not exist; create it first"),
         ("here", "output (here) is a folder; name a file in it"),
         ("/proc/a", "output (/proc/a): the folder /proc is not writable"),
     ],
