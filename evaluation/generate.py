@@ -136,7 +136,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Prints each prompt with its continuation, and writes the JSONL file if one is named."""
+    """Prints each prompt with its continuation, and writes the output file if requested."""
     (target,) = check_targets(output=settings.output)
     sampling = chosen(settings, SamplingConfig)
     prompts = collect_prompts(settings.prompt, settings.prompts_file)

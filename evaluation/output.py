@@ -121,7 +121,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def report_result(table: str, result: Any, target: Path | None) -> None:
-    """Prints the table of a result, and writes its JSON file if one is named."""
+    """Prints the table of a result, and writes its JSON file if requested."""
     print(table)
     if target is not None:
         write_json(target, result)

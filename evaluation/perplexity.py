@@ -105,7 +105,7 @@ def measure_perplexity(
     Args:
         checkpoint: The checkpoint of the model.
         model: The model in eval mode.
-        data: Data that are prepared and set up.
+        data: Datamodule, prepared and set up.
         mode: Whole windows in one pass, or sampled tokens, each given its prefix only.
         positions: Number of tokens that autoregressive mode draws, or None for all.
         seed: Seed of the draw.
@@ -179,7 +179,7 @@ def score_checkpoint(
 
     Args:
         checkpoint: The checkpoint to score.
-        data: Data that are prepared and set up.
+        data: Datamodule, prepared and set up.
         changes: Fields of the model's config with other values than in training.
         device: Device to run on.
         **how: Options of ``measure_perplexity``.
@@ -283,7 +283,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_budget_argument(
         parser,
-        "Short for --set.budget: streams of a prefix as for a whole window, or in proportion.",
+        "Shorthand for --set.budget: streams of a prefix as for a whole window, or in proportion.",
     )
     parser.add_argument(
         "--positions",
@@ -309,7 +309,7 @@ def _positions(settings: Namespace) -> int | None:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the corpus, prints a table, and writes the JSON file if one is named."""
+    """Scores the corpus, prints a table, and writes the output file if requested."""
     positions = _positions(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint, changes, data = open_with_data(settings)

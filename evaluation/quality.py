@@ -537,12 +537,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser, "Tokenizer name, for checkpoints without one and --mode unconditional."
     )
     add_file_arguments(
-        parser, output="JSON file to write.", texts="JSONL file to write, one text a line."
+        parser, output="JSON file to write.", texts="JSONL file to write, one text per line."
     )
 
 
 def run(settings: Namespace) -> None:
-    """Generates and measures texts, prints a table, and writes the files that are named."""
+    """Generates and measures texts, prints a table, and writes the requested files."""
     settings.sampling = tuple(dict.fromkeys(settings.sampling))
     config = chosen(settings, QualityConfig)
     target, lines = check_targets(output=settings.output, texts=settings.texts)

@@ -324,7 +324,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Asks the model, prints a table, and writes the files that are named."""
+    """Asks the model, prints a table, and writes the requested files."""
     _check(settings)
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     how = {key: settings[key] for key in ("pairs", "seed", "precision")}

@@ -260,7 +260,7 @@ def loss_key(likelihood: str) -> str:
 
 
 def points_table(points: pd.DataFrame) -> pd.DataFrame:
-    """Returns the content of the CSV file, one row a point.
+    """Returns the content of the CSV file, one row per point.
 
     Losses and perplexities have a column for each kind of likelihood, and each dial has a column;
     cells without a value are empty. ``seconds`` is the wall time of scoring.

@@ -178,7 +178,7 @@ def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the sets, prints a table, and writes the JSON file if one is named."""
+    """Scores the sets, prints a table, and writes the output file if requested."""
     chosen = chosen_sets(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint = load_checkpoint(settings)

@@ -95,7 +95,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the tasks, prints the table, and writes the files that are named."""
+    """Scores the tasks, prints the table, and writes the requested files."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
     names = split_names(settings.tasks)

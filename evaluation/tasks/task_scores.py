@@ -178,8 +178,8 @@ def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns a plain dict for each example, in the order of the tasks.
 
     The keys are ``task``, ``example`` (its index), ``target`` and ``metrics``; for log-likelihoods
-    ``log_likelihoods`` in nats, ``greedy`` and ``tokens``, one entry a request; for written texts
-    ``texts``, one entry a try, and ``filtered``, the output of the task's filter.
+    ``log_likelihoods`` in nats, ``greedy`` and ``tokens``, one entry per request; for written texts
+    ``texts``, one entry per try, and ``filtered``, the output of the task's filter.
     """
     return [
         {
