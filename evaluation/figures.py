@@ -65,7 +65,7 @@ def write_picture(figure: Any, path: Path) -> None:
 
 
 def write_pages(figures: Sequence[Any], path: Path) -> None:
-    """Writes figures as a PDF file, a page each; equal figures give equal files."""
+    """Writes figures as a PDF file, one per page; equal figures give equal files."""
     from matplotlib.backends.backend_pdf import PdfPages
 
     with whole_file(path) as file, PdfPages(file, metadata={"CreationDate": None}) as pages:

@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def format_table(rows: Mapping[str, str]) -> str:
-    """Formats names and values as two columns, one pair a line."""
+    """Formats names and values as two columns, one pair per line."""
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
@@ -128,7 +128,7 @@ def report_result(table: str, result: Any, target: Path | None) -> None:
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes one JSON object a line, atomically."""
+    """Writes one JSON object per line, atomically."""
     write_whole(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
 
 

@@ -459,7 +459,7 @@ def continuations(
     except ImportError as error:
         raise ValueError(
             f"MAUVE needs the package mauve-text ({error}): pip install -e '.[quality]', or "
-            "take --mode unconditional"
+            "use --mode unconditional"
         ) from error
     featurizer = Pretrained(config.featurizer, device, head="none", key="featurizer")
 
@@ -597,7 +597,7 @@ def _load_data(
     if settings.tokenizer is not None:
         raise ValueError(
             f"tokenizer ({settings.tokenizer}): prompts use the tokenizer of the data; set "
-            "--data.tokenizer, or take --mode unconditional"
+            "--data.tokenizer, or use --mode unconditional"
         )
     data = build_data(checkpoint, data_recipe(settings, checkpoint))
     check_running_text(data)

@@ -130,7 +130,7 @@ class _Rows(ExperimentWriter):
 
 
 def _keep_rows(path: Path, end: int | None) -> None:
-    """Keeps the complete rows of steps before ``end``; a killed process may leave a torn row."""
+    """Keeps the complete rows of steps before ``end``; a killed process may cut one off."""
     if not path.is_file():
         return
     with path.open(newline="") as file:
