@@ -130,7 +130,7 @@ def test_a_start_that_failed_is_skipped_with_a_word(
     ask = fails if verb.name == "reason" else evaluates  # it finds nothing to ask in a text
     with pytest.warns(UserWarning, match=rf"skipping {failed}: no checkpoint is in there"):
         said = ask(*verb.command(runs, verb_files))
-    assert verb.name != "reason" or "has no questions with one right answer" in said
+    assert verb.name != "reason" or "has no questions with one correct answer" in said
 
 
 @pytest.mark.parametrize("verb", BATCHED, ids=str)
