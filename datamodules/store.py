@@ -245,9 +245,7 @@ class Store:
         path = self.folder / name
         actual = path.stat().st_size if path.is_file() else 0
         if actual != size:
-            raise damaged(
-                self.folder, f"{name} has {actual} bytes instead of {size} as in meta.json"
-            )
+            raise damaged(self.folder, f"{name} has {actual} bytes, but meta.json says {size}")
 
     @property
     def has_checksums(self) -> bool:

@@ -577,7 +577,7 @@ EVALUATE = {
     "model option nan": (("perplexity", *CKPT, "--set.init_std", ".nan"), "init_std (nan) must be"),
     "typed prompt not UTF-8": (
         ("generate", *CKPT, "--prompt", "caf\udce9"),
-        "'caf\\udce9': the text holds",
+        "'caf\\udce9': the text contains",
     ),
     "scaling of nested JSON": (
         ("scaling", "--x", "tokens", "a=deep.json"),

@@ -168,7 +168,7 @@ def test_nanogpts_split_goes_on_after_a_kill(tmp_path, monkeypatch, owt_files):
 
 
 def test_too_few_documents_to_hold_out(tmp_path, owt_files):
-    with pytest.raises(ValueError, match="val_documents=100000 leaves .* 60 documents. Set data."):
+    with pytest.raises(ValueError, match="val_documents=100000 leaves .* 60 documents. Lower"):
         prepared(OpenWebText, tmp_path, data_files=owt_files)
 
 
@@ -304,7 +304,7 @@ def test_published_tokens_are_stored_as_they_are(tmp_path, hub, neox, token_rows
 def test_tokens_of_another_tokenizer_or_in_other_files_are_refused(tmp_path, neox, token_rows):
     options = {"copy": "tokenized", "tokenizer": neox, "data_files": str(tmp_path / "tokens.bin")}
     (token_rows + 300).tofile(tmp_path / "tokens.bin")
-    with pytest.raises(ValueError, match=r"holds the token \d+, .* set data\.tokenizer"):
+    with pytest.raises(ValueError, match=r"has the token \d+, .* set data\.tokenizer"):
         prepared(Pile, tmp_path, **options)
     (tmp_path / "tokens.bin").write_bytes(b"odd")
     with pytest.raises(ValueError, match=r"tokens\.bin: uint16 tokens"):

@@ -174,15 +174,15 @@ def test_the_commit_of_the_hub_is_settled_once(tmp_path, hub, monkeypatch, cap):
 BAD = {
     "nothing": ({}, "data.dataset"),
     "no folder and no name": ({"dataset": "./nowhere"}, "dataset='./nowhere'"),
-    "unknown column": ({"dataset": made, "text_field": "body"}, "row 1: there is no field 'body'"),
-    "a number": ({"dataset": made, "text_field": "id"}, "row 1: the field 'id' holds int"),
+    "unknown column": ({"dataset": made, "text_field": "body"}, "row 1: no field 'body'"),
+    "a number": ({"dataset": made, "text_field": "id"}, "row 1: the field 'id' is int"),
     "a late number": (
         {"dataset": lambda: [*ROWS, {"text": 3}], "fingerprint": "x"},
-        "row 61: the field 'text' holds int",
+        "row 61: the field 'text' is int",
     ),
     "half a surrogate pair": (
         {"dataset": lambda: [{"text": "a\ud800"}], "fingerprint": "x"},
-        "row 1: the text holds '\\ud800'",
+        "row 1: the text contains '\\ud800'",
     ),
     "unknown split": ({"dataset": made, "val_split": "dev"}, "val_split='dev'"),
     "no fingerprint": ({"dataset": streamed}, "fingerprint="),

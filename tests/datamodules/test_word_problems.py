@@ -58,7 +58,7 @@ def test_problems_of_a_file(tmp_path):
         (b'{"question": "a", "answer": "3\\n####"}', "line 1: the answer does not end in a line"),
         (
             b'{"question": "a", "answer": "3", "steps": "1+2=3"}',
-            "line 1: 'steps' is '1\\+2=3'; give",
+            "line 1: 'steps' is '1\\+2=3'; use",
         ),
         (b'{"question": "a", "answer": "3", "steps": 2}', "line 1: 'steps' is 2; use a list of"),
         (b'{"question": "a", "answer": "3", "steps": ["1", 2]}', r"line 1: 'steps' is \['1', 2\];"),
@@ -111,7 +111,7 @@ def publish(hub, commit: int, rows) -> None:
 @pytest.mark.filterwarnings("ignore:openai/gsm8k .* has 3 rows")
 def test_problems_of_the_hub(hub):
     publish(hub, 4, ROWS)
-    with pytest.warns(RowsWarning, match=rf"\(test\) at {4:040x} has 2 rows, and 1,319 were"):
+    with pytest.warns(RowsWarning, match=rf"\(test\) at {4:040x} has 2 rows, but 1,319 were"):
         fetch_problems("test", cure="Pass a file")
     train, test = (fetch_problems(split, cure="Pass a file") for split in ("train", "test"))
     assert train.rows == PROBLEMS[:3]

@@ -75,7 +75,7 @@ def test_a_field_may_have_another_name(tmp_path):
         path = write_rows(tmp_path / f"{field}.jsonl", ["it is n't"], field)
         data = prepared(ZeroShotText, tmp_path, set_name="ptb", data_files=[str(path)], **options)
         assert texts_of(data, "val") == ["it isn't"]
-    with pytest.raises(ValueError, match="'sentence', .*'id', 'body'"):
+    with pytest.raises(ValueError, match="'sentence'; .*'id', 'body'"):
         prepared(ZeroShotText, tmp_path, set_name="ptb", data_files=str(path))
 
 

@@ -246,7 +246,7 @@ def test_a_command_fetches_and_compares_the_published_numbers(tmp_path, hub, cap
     config = str(CONFIGS / "gsm8k_aug.yaml")
     assert check_main([config]) == 2
     assert "(train) at 0000" in (error := capsys.readouterr().err)
-    assert "has 6 rows, and 385,620 were published" in error
+    assert "has 6 rows, but 385,620 were published" in error
     small = {split: (PUBLISHED["whynlp/gsm8k-aug"][split][0], n) for split, n in SIZES.items()}
     monkeypatch.setitem(PUBLISHED, "whynlp/gsm8k-aug", small)
     assert check_main([config]) == 0

@@ -319,6 +319,6 @@ def test_questions_by_name_are_those_of_the_file(tmp_path, hub, caplog):
     others.append(TwoHop(dataset="soheeyang/TwoHopFact", revision=f"{6:040x}", **shares))
     assert data.fingerprint not in {other.fingerprint for other in others}
     with pytest.warns(
-        RowsWarning, match=r"TwoHopFact at 0+6 has 5 rows, and 45,595 were published"
+        RowsWarning, match=r"TwoHopFact at 0+6 has 5 rows, but 45,595 were published"
     ):
         list(TwoHop(dataset="soheeyang/TwoHopFact", **shares).chains("test"))
