@@ -306,7 +306,7 @@ def is_launcher_error(error: BaseException) -> bool:
 
 
 def _raised_by(error: BaseException, package: str, *folders: str) -> bool:
-    """Returns whether the error was raised in a package, or in one of the given folders of it."""
+    """Returns whether the error was raised in a package, or in one of its given ``folders``."""
     frames = traceback.extract_tb(error.__traceback__)
     parts = Path(frames[-1].filename).parts if frames else ()
     return package in parts and (not folders or any(folder in parts for folder in folders))

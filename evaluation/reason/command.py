@@ -69,8 +69,8 @@ class ReasonConfig:
     """Settings for asking and timing models."""
 
     mode: Mode | None = None
-    """rank: take the most likely of all possible answers; generate: match greedy text. Null means
-    rank if the data list all possible answers, else generate."""
+    """rank: take the most likely of all possible answers; generate: compare greedily decoded text.
+    Null means rank if the data list all possible answers, else generate."""
     max_new_tokens: PositiveInt | None = None
     """Maximum number of tokens that a model may write, steps included. Null means twice the longest
     correct text with all its steps; for windows, the longest answer in the batch."""

@@ -47,9 +47,9 @@ class Recurrence:
     prompt_exits: bool = True
     """Whether prompt tokens may exit early too, instead of taking every recurrence."""
     cache_lookup: Literal["latest", "skip", "last", "mean", "first"] = "latest"
-    """Cache entry of a token that later tokens read in a recurrence: its entry of that recurrence
-    or else the deepest before it (latest, Huginn), only the former (skip), or always the deepest,
-    mean or first one (Ouro)."""
+    """Cache entry that later tokens read in a recurrence: the entry of the same recurrence, or else
+    the deepest before it (latest, Huginn); only the entry of the same recurrence (skip); or always
+    the deepest, mean or first entry (last, mean, first; Ouro)."""
     cache_slots: int | None = None
     """m, the number of recurrences cached per token; recurrence i uses slot i mod m. Null means
     all."""
