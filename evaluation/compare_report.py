@@ -368,7 +368,8 @@ def _same_seeds(label: str, seeds: Sequence[str]) -> str:
 def make_differences(runs: pd.DataFrame) -> list[str]:
     """Returns sentences on the difference in mean loss between each row and the first.
 
-    Rows are comparable if they were scored on the same text, with the same kind of likelihood.
+    If both have runs of the same seeds, the range of the differences by seed follows. Rows are
+    comparable if they were scored on the same text, with the same kind of likelihood.
     """
     key = BITS if runs[BITS].notna().all() else NATS
     unit = "bits per byte" if key == BITS else "nats per token"
@@ -386,8 +387,22 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
         sentences.append(
             f"{other['label']} minus {first['label']}: {difference:+.4f} {unit}"
             f"{'' if difference == 0 else f', {better}'} (lower is better)"
+            f"{_paired(rows[0], row, key)}"
         )
     return sentences
+
+
+def _paired(first: pd.DataFrame, other: pd.DataFrame, key: str) -> str:
+    """Returns the range of a row's differences from the first row, seed by seed, if they pair."""
+    one, two = (row.set_index("seed")[key] for row in (first, other))
+    seeds = [seed for seed in one.index.intersection(two.index) if not seed.startswith("?")]
+    if len(seeds) < 2 or one.index.has_duplicates or two.index.has_duplicates:
+        return ""
+    differences = two[seeds] - one[seeds]
+    return (
+        f"; paired by seed, {differences.min():+.4f} to {differences.max():+.4f} "
+        f"over {len(seeds)} seeds"
+    )
 
 
 # ---- report, as Markdown and as one HTML page

@@ -319,7 +319,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def _check_batch(self, batch: Any) -> None:
         """Raises a ValueError if a batch of any DataLoader lacks the keys that are read."""
         is_dict = isinstance(batch, Mapping)
-        if self.reads == "windows" and not (is_dict and "tokens" in batch):
+        if self.reads == "windows" and not (is_dict and {"tokens", "targets"} <= batch.keys()):
             keys = ", ".join(map(str, batch)) if is_dict else type(batch).__name__
             raise ValueError(
                 f"batch ({keys}): {type(self).__name__} reads dicts with tokens and targets, int64 "
@@ -327,17 +327,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
                 "targets = labels[:, 1:]"
             )
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self._check_batch(batch)
-
-    def on_validation_batch_start(
-        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._check_batch(batch)
-
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self._check_batch(batch)
         if self._sharded is not None:
             self._evaluates = False  # an evaluation may have ended with an error
             return self._sharded.step(self._training_objective, batch)
@@ -445,6 +436,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     on_predict_epoch_end = _evaluation_ends
 
     def _evaluation_step(self, batch: Batch, metrics: StageMetrics) -> None:
+        self._check_batch(batch)
         with self.gathered(), torch.no_grad():
             scores = self.score(batch)
         log_prob, count = scores.reported(batch)
@@ -479,6 +471,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self._log_evaluation(self.test_metrics, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Scores:
+        self._check_batch(batch)
         with torch.no_grad():
             return self.score(batch)
 

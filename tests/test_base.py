@@ -50,16 +50,21 @@ def build(kind=Penalised, **changes):
 OTHERS = {
     "of transformers": {"input_ids": torch.ones(4, 9).long(), "labels": torch.ones(4, 9).long()},
     "pairs": [torch.ones(4, 9).long(), torch.ones(4, 9).long()],
+    "without targets": {"tokens": torch.ones(4, 9).long()},
 }
+REFUSED = {"of transformers": "input_ids, labels", "pairs": "list", "without targets": "tokens"}
 
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("verb", ["fit", "validate"])
 def test_batches_of_other_keys_are_refused_with_the_cure(name, verb, tmp_path):
     run = getattr(quiet_trainer(tmp_path, max_steps=1), verb)
-    names = "input_ids, labels" if name == "of transformers" else "list"
-    with pytest.raises(ValueError, match=rf"batch \({names}\).*tokens = input_ids\[:, :-1\]"):
+    match = rf"batch \({REFUSED[name]}\).*tokens = input_ids\[:, :-1\]"
+    with pytest.raises(ValueError, match=match):
         run(build(TransformerLM), torch.utils.data.DataLoader([OTHERS[name]], batch_size=None))
+    step = {"fit": "training_step", "validate": "validation_step"}[verb]
+    with pytest.raises(ValueError, match=match):  # in a loop of the user's
+        getattr(build(TransformerLM), step)(OTHERS[name], 0)
 
 
 def penalty_gradients(data, tmp_path, steps, **options):

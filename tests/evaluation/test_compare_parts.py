@@ -340,6 +340,7 @@ def compared(*losses, kinds=("exact", "exact"), seeds=2):
     held = {"text": "t", "split": "val", "bytes": 9}
     rows = [
         {"run": f"{label}{seed}", "label": label, "bits_per_byte": loss + 0.1 * seed}
+        | {"seed": str(seed)}
         | {"likelihood": kind, "counted": "all", "scored": held, "training_tokens": 20.0}
         | {"flops": 40.0, "inference_flops_per_token": 5.0, "nats_per_token": loss}
         for label, loss, kind in zip("ab", losses, kinds, strict=True)
@@ -350,10 +351,22 @@ def compared(*losses, kinds=("exact", "exact"), seeds=2):
 
 def test_differences_have_their_sign_and_one_kind():
     (worse,) = make_differences(compared(1.0, 1.5))
-    assert worse == "b minus a: +0.5000 bits per byte, worse (lower is better)"
+    pairs = "; paired by seed, +0.5000 to +0.5000 over 2 seeds"
+    assert worse == "b minus a: +0.5000 bits per byte, worse (lower is better)" + pairs
     (better,) = make_differences(compared(1.0, 0.75))
     assert better.startswith("b minus a: -0.2500 bits per byte, better")
     assert make_differences(compared(1.0, 0.5, kinds=("exact", "lower_bound"))) == []
+
+
+def test_differences_pair_runs_of_the_same_known_seed():
+    runs = compared(1.0, 1.5, seeds=3)  # the third of b has another seed
+    runs["bits_per_byte"] += [0, 0, 0, 0.25, -1.0, 9.0]
+    runs["seed"] = ["0", "1", "2", "1", "0", "?0"]
+    # b0 - a1 = 1.75 - 1.1, b1 - a0 = 0.6 - 1.0
+    (said,) = make_differences(runs)
+    assert said.endswith("; paired by seed, -0.4000 to +0.6500 over 2 seeds")
+    runs["seed"] = ["0", "1", "2", "1", "1", "?0"]  # which of the two would pair?
+    assert "paired" not in make_differences(runs)[0]
 
 
 def logged(runs, above=0.0):
