@@ -271,7 +271,7 @@ def test_what_contradicts_a_stated_batch_is_refused(text_file, tmp_path, capsys,
     assert main(["fit", *argv, "--trainer.devices=1", typed]) == 2
     error = capsys.readouterr().err
     assert message in error
-    assert "3 devices" not in error or "Take 2 or 4 devices" in error
+    assert "3 devices" not in error or "Use 2 or 4 devices" in error
     late = "limit_train_batches" in typed  # the steps of an epoch are the text's
     assert (tmp_path / "cache").exists() == late
 
