@@ -35,7 +35,7 @@ from training.synthetic import make_batch, question_batch, without_files
 MODULE = "benchmarks.step"
 TRANSFORMERS = "transformers"
 PHASES = ("train", "score", "decode")
-MOST_LAYERS = 96
+MAX_LAYERS = 96
 SHAPE: dict[str, Any] = {"num_layers": 4, "dim": 256, "num_heads": 4}
 
 
@@ -110,7 +110,7 @@ def flops(model: LanguageModel, context: int, **changes: Any) -> float:
 def equal_layers(target: float, model: LanguageModel, context: int) -> int:
     """Returns the number of layers at which training costs about ``target`` FLOPs per token."""
     one, two = (flops(model, context, num_layers=layers) for layers in (1, 2))
-    return min(max(1 + round((target - one) / (two - one)), 1), MOST_LAYERS)
+    return min(max(1 + round((target - one) / (two - one)), 1), MAX_LAYERS)
 
 
 # ---- contenders

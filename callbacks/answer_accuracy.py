@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 
-from callbacks.hooks import EvaluationHooks, check_least, gather
+from callbacks.hooks import EvaluationHooks, check_minimum, gather
 from callbacks.random_state import undisturbed
 from callbacks.recorded_thoughts import RowThinking
 
@@ -186,8 +186,8 @@ class AnswerAccuracy(EvaluationHooks):
         max_new_tokens: int | None = None,
         by_group: bool = True,
     ) -> None:
-        check_least("num_batches", num_batches, 1)
-        check_least("max_new_tokens", max_new_tokens, 1)
+        check_minimum("num_batches", num_batches, 1)
+        check_minimum("max_new_tokens", max_new_tokens, 1)
         self.num_batches = num_batches
         self.max_new_tokens = max_new_tokens
         self.by_group = by_group

@@ -182,7 +182,7 @@ class ShardWriter:
         written = {name: shards.sum_of(folder / name) for name in names}
         of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(of_ranks, written, group=self._group)
-        sums = {name: value for each in of_ranks for name, value in each.items()}
+        sums = {name: value for rank_sums in of_ranks for name, value in rank_sums.items()}
         if not all(sums.values()):
             reason = OSError(errno.EIO, f"{folder} cannot be read back")
             raise CheckpointError(_not_written(path, reason), agreed=True)
@@ -265,8 +265,8 @@ def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         ).clone()
 
     moments = {
-        idx: {key: cut(idx, value) for key, value in each.items()}
-        for idx, each in state["state"].items()
+        idx: {key: cut(idx, value) for key, value in moments.items()}
+        for idx, moments in state["state"].items()
     }
     return {**state, "state": moments}
 

@@ -71,10 +71,10 @@ class EvaluationHooks(L.Callback):
         return self.of_tests if trainer.testing else not trainer.sanity_checking
 
 
-def check_least(name: str, value: float | None, least: int) -> None:
-    """Raises a ValueError if an argument is below ``least``; None is valid."""
-    if value is not None and value < least:
-        raise ValueError(f"{name} ({value}) must be at least {least}")
+def check_minimum(name: str, value: float | None, minimum: int) -> None:
+    """Raises a ValueError if an argument is below ``minimum``; None is valid."""
+    if value is not None and value < minimum:
+        raise ValueError(f"{name} ({value}) must be at least {minimum}")
 
 
 class SumsOverRanks(L.Callback):

@@ -11,7 +11,7 @@ from lightning_models.atomic_files import check_folder, write_whole
 
 
 class Predictions(L.Callback):
-    """Writes a JSON line for each prompt, in the order of the prompts file.
+    """Writes one JSON line per prompt, in the order of the prompts file.
 
     The keys are ``prompt``; ``tokens``, the prompt's ids; ``log_probs`` of the ids in nats;
     ``sequence_term``, nats that belong to the whole prompt; ``likelihood``, the kind of their sum;

@@ -179,8 +179,8 @@ def _mean_gradients(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[st
 
 def _added(sums: list[dict[str, list[float]]]) -> dict[str, list[float]]:
     """Adds the sums of all ranks."""
-    names = dict.fromkeys(name for each in sums for name in each)
-    pairs = {name: [each[name] for each in sums if name in each] for name in names}
+    names = dict.fromkeys(name for rank_sums in sums for name in rank_sums)
+    pairs = {name: [rank_sums[name] for rank_sums in sums if name in rank_sums] for name in names}
     return {name: [math.fsum(part) for part in zip(*pairs[name], strict=True)] for name in names}
 
 

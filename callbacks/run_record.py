@@ -100,13 +100,13 @@ class SaveRunRecord(SaveConfigCallback):
         values = Namespace({key: self.config.get(key) for key in ("model", "data")}).as_dict()
         settings = json.dumps(yaml_values(values), sort_keys=True)
         of_ranks = gather((path, self.run_id, settings))
-        paths = [each[0] for each in of_ranks]
+        paths = [record[0] for record in of_ranks]
         follow = None not in paths and self.run_id is not None
-        if len(set(paths)) == 1 or (follow and len({each[1:] for each in of_ranks}) == 1):
+        if len(set(paths)) == 1 or (follow and len({record[1:] for record in of_ranks}) == 1):
             return
         raise CheckpointError(
             f"ckpt_path: the first process resumes from {paths[0]}, another one from "
-            f"{next(each for each in paths if each != paths[0])}; give the path itself, in a "
+            f"{next(record for record in paths if record != paths[0])}; give the path itself, in a "
             "folder that all nodes see",
             agreed=True,
         )
@@ -147,9 +147,9 @@ def _escaped(value: Any) -> Any:
 def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     """Returns the log folder of the run that wrote a checkpoint, or None if it is not found.
 
-    It is the one that the checkpoint names (below ``root`` unless absolute), else the one of the
-    default layout, ``<log folder>/checkpoints``; in both cases its record must have the same id.
-    Checkpoints without an id, of older versions, are assumed to have the default layout.
+    It is the one that the checkpoint names (relative to ``root`` unless absolute), else the one of
+    the default layout, ``<log folder>/checkpoints``; in both cases its record must have the same
+    id. Checkpoints without an id, of older versions, are assumed to have the default layout.
 
     Args:
         saved: The checkpoint.
@@ -195,7 +195,7 @@ def _records(folder: Path, run_id: str) -> Iterator[Path]:
 
 
 def _portable(folder: Path, root: Path) -> str:
-    """Returns ``folder`` relative to ``root`` if it is below it, else absolute."""
+    """Returns ``folder`` relative to ``root`` if inside it, else absolute."""
     folder, root = folder.resolve(), root.resolve()
     return (folder.relative_to(root) if folder.is_relative_to(root) else folder).as_posix()
 

@@ -70,7 +70,7 @@ class Samples(L.Callback):
         if not (self.prompts and wanted):
             return
         texts, problem = self._generate(trainer, pl_module)
-        problems = [each for each in gather(problem) if each]
+        problems = [message for message in gather(problem) if message]
         if problems:  # on any rank; all ranks continue without samples
             self._unable = True
             rank_zero_warn(f"text samples are disabled: {problems[0]}")

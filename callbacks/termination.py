@@ -59,7 +59,7 @@ class Termination(SumsOverRanks):
 
     Args:
         stall_minutes: Maximum number of minutes without the end of a training or validation batch,
-            or a checkpoint; callbacks must not take longer in between. Null for no limit.
+            or a checkpoint; callbacks must not take longer in between. Null means no limit.
 
     Raises:
         ValueError: If ``stall_minutes`` is not above 0.

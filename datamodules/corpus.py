@@ -439,7 +439,7 @@ def published_repeats(noun: str) -> str:
     )
 
 
-_MOST_HASHES = 2**19  # some 50 MB
+_MAX_HASHES = 2**19  # some 50 MB
 
 
 class Repeats:
@@ -469,7 +469,7 @@ class Repeats:
         if key % self._every:
             return
         self._splits[key] = self._splits.get(key, 0) | 1 << SPLITS.index(split)
-        if len(self._splits) > _MOST_HASHES:
+        if len(self._splits) > _MAX_HASHES:
             self._every *= 2
             kept = self._splits.items()
             self._splits = {k: bits for k, bits in kept if k % self._every == 0}

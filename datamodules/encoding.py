@@ -19,7 +19,7 @@ CHUNK_BYTES = 2**20  # once it has this much text
 PART_BYTES = 2**31
 # Text to tokenise before workers are started; small corpora need no workers.
 BYTES_BEFORE_WORKERS = 2**23
-MOST_PROCESSES = 16  # by default; one reading and writing process can feed about that many
+MAX_PROCESSES = 16  # by default; one reading and writing process can feed about that many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +280,7 @@ def encode_in_order(
         WorkerDiedError: If a worker process ended before its work was done.
     """
     if num_proc is None:
-        num_proc = min(usable_cores(), MOST_PROCESSES)
+        num_proc = min(usable_cores(), MAX_PROCESSES)
     rest, done = iter(source), 0
     for chunk in rest:
         yield encode_chunk(tokenizer, chunk)

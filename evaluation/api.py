@@ -51,7 +51,7 @@ ANALYSES: tuple[Callable[[], Analysis], ...] = (
     ThoughtTrace,
 )
 """Analyses that ``think`` tries; it shows the first one that applies to the model."""
-MOST_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
 """Upper bound of sequence lengths in arguments."""
 Compute = Literal["scoring", "training", "generation"]
 """Computations that FLOPs are counted for."""
@@ -73,7 +73,7 @@ def _texts(values: Any, key: str = "text") -> list[str]:
     """Returns a text or several texts as a list.
 
     Raises:
-        ValueError: If a value is no text, or cannot be encoded as UTF-8.
+        ValueError: If a value is not text, or cannot be encoded as UTF-8.
     """
     texts = list(values) if isinstance(values, list | tuple) else [values]
     for text in texts:
@@ -104,8 +104,8 @@ def load(
 
     Args:
         path: A checkpoint file, or the folder of a run.
-        which: Checkpoint of a folder to load: the one of the last step, or the best one.
-        device: Device to run on; 'auto' takes a GPU if there is one.
+        which: Checkpoint of a folder to load: the latest or the best.
+        device: Device to run on; 'auto' uses a GPU if there is one.
         precision: Precision of the matrix products, '32', 'tf32' or 'bf16'; weights stay float32.
         changes: Fields of the method's config to set to other values than in training, such as
             ``{"inner_steps": 4}``.
@@ -266,19 +266,19 @@ class LoadedModel:
             stream: Whether to return an iterator of pieces that concatenate to the text. A
                 character of several tokens is part of the piece of its last token, and consecutive
                 byte-fallback tokens make one piece.
-            **sampling: Fields of ``SamplingConfig``: temperature (0 takes the likeliest token),
+            **sampling: Fields of ``SamplingConfig``: temperature (0 takes the most likely token),
                 top_k, top_p, seed.
 
         Returns:
             A text, or a list of texts for a list of prompts, or an iterator of pieces.
 
         Raises:
-            ValueError: If an option is out of its range, or prompt and continuation do not fit the
+            ValueError: If an option is out of range, or prompt and continuation do not fit the
                 model's context.
             TypeError: If an option of sampling does not exist.
         """
         prompts = _texts(text)
-        most = whole_number("max_new_tokens", max_new_tokens, least=0, most=MOST_TOKENS)
+        most = whole_number("max_new_tokens", max_new_tokens, minimum=0, maximum=MAX_TOKENS)
         _check_type(bool, "True or False", stream=stream)
         stops = _texts(stop, "stop")
         if "" in stops:
@@ -366,18 +366,18 @@ class LoadedModel:
         """Computes the log-likelihood of a text, and states its kind.
 
         A text longer than the model's context is cut into windows, each preceded by as much of the
-        text as fits. A model of sentences scores the words, not the markers between them.
+        text as fits. A sentence model scores the words, not the markers between them.
 
         ```python
         lm.score("A list is a mutable sequence.").nats_per_token
         [score.likelihood for score in lm.score(["A list.", "A tuple."])]
-        lm.score(" mutable", context="A list is").tokens  # a line for each scored token
+        lm.score(" mutable", context="A list is").tokens  # one line per scored token
         ```
 
         Args:
             text: A text of at least one token, or a list of such texts, which are read in batches.
                 For a model that answers questions, the answer, whose EOS is scored too.
-            context: Text before it, which is not scored; by default ``text`` starts a document.
+            context: Preceding text, which is not scored. By default ``text`` starts a document.
                 The two are encoded separately, so that exactly ``text`` is scored even if the
                 tokenizer would merge across the boundary. For a model that answers questions, the
                 question. With a list of texts, one context for all or a list of the same length.
@@ -543,13 +543,13 @@ class LoadedModel:
         """Counts FLOPs per token over all passes, operation by operation (docs/compute.md).
 
         Args:
-            context: Length of the sequence in tokens, by default the window of the training.
+            context: Length of the sequence in tokens. Defaults to the window it was trained with.
             kind: Computation to count: scoring in one pass, training, or generation.
         """
         _check_choice("kind", kind, Compute)
         tokens = self.model.config.block_size
         if context is not None:
-            tokens = whole_number("context", context, least=1, most=MOST_TOKENS)
+            tokens = whole_number("context", context, minimum=1, maximum=MAX_TOKENS)
         if kind == "generation":
             return self.model.generation_flops(tokens)
         return self.model.flops_per_token(tokens, training=kind == "training")

@@ -51,7 +51,7 @@ CARRIED = (
 
 
 def add_model_arguments(parser: ArgumentParser, *, required: bool = True) -> None:
-    """Declares the options of a checkpoint and of its model."""
+    """Declares the options of a checkpoint and its model."""
     parser.add_argument(
         "--ckpt",
         type=str if required else str | None,
@@ -63,7 +63,7 @@ def add_model_arguments(parser: ArgumentParser, *, required: bool = True) -> Non
 
 
 def add_labelled_checkpoints(parser: ArgumentParser, note: str) -> None:
-    """Declares the options of several labelled checkpoints and of their models.
+    """Declares the options of several labelled checkpoints and their models.
 
     Args:
         parser: Parser of the command.
@@ -87,8 +87,8 @@ def add_which_argument(parser: ArgumentParser) -> None:
         "--which",
         type=Which,
         default="last",
-        help="Checkpoint to take from a run's folder: that with the most steps (last), or the best "
-        "one by the monitored value of its training (best). Files cannot be named with best.",
+        help="Checkpoint to take from a run's folder: the one with the most steps (last), or the "
+        "best by the value monitored in training (best). Files cannot be named with best.",
     )
 
 
@@ -115,7 +115,7 @@ def add_device_arguments(parser: ArgumentParser) -> None:
         "--device",
         type=Device,
         default="auto",
-        help="Device to run on; auto takes a GPU if there is one.",
+        help="Device to run on; auto uses a GPU if there is one.",
     )
     parser.add_argument(
         "--precision",
@@ -168,13 +168,13 @@ def add_batch_arguments(parser: ArgumentParser) -> None:
         "--batch_size",
         type=PositiveInt | None,
         default=None,
-        help="Rows per batch (null: as trained).",
+        help="Rows per batch. Null means as trained.",
     )
     parser.add_argument(
         "--limit_batches",
         type=PositiveInt | None,
         default=None,
-        help="Number of batches to score (null: all).",
+        help="Number of batches to score. Null means all.",
     )
 
 
@@ -194,7 +194,7 @@ def carried(arguments: Mapping[str, Any], *more: str) -> dict[str, Any]:
 
     Args:
         arguments: Init arguments of the checkpoint's data.
-        *more: Further names to inherit, besides ``CARRIED``.
+        *more: Further names to inherit, in addition to ``CARRIED``.
     """
     return {key: arguments[key] for key in (*CARRIED, *more) if key in arguments}
 
@@ -241,11 +241,11 @@ def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
     """Returns the part of the checkpoint's recipe that the typed options are laid over.
 
     A different class starts from its defaults and inherits only how text is read. If only text
-    files to score are typed, the training's files are dropped, since they would be tokenised again
+    files to score are typed, the training files are dropped, since they would be tokenised again
     together with them.
 
     Args:
-        trained: Recipe of the checkpoint's data, or of the corpus inside it.
+        trained: Recipe of the checkpoint's data, or the corpus inside it.
         typed: The typed options at the same level.
         split: Split to read.
     """
@@ -254,7 +254,7 @@ def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
     nested = isinstance(inner, Mapping) and "class_path" in inner
     if typed.class_path.rpartition(".")[2] != trained["class_path"].rpartition(".")[2]:
         of_corpus = carried(inner.get("init_args", {})) if nested else {}
-        # a model writes steps with the separator of its training
+        # a model writes steps with the separator it was trained with
         arguments = {**of_corpus, **carried(arguments, "step_separator")}
     elif nested:
         arguments = {

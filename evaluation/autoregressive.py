@@ -79,7 +79,7 @@ class PairedScores:
         return Totals(self.prefix.sum().item(), len(self.prefix), self.num_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the entries of the JSON file besides ``totals``, as plain values.
+        """Returns the entries of the JSON file except ``totals``, as plain values.
 
         ``difference`` is autoregressive minus blockwise, with the standard error of paired
         differences.
@@ -117,7 +117,7 @@ def draw_targets(
 
     Args:
         source: Batches of the split.
-        batches: Number of batches to draw from, the first ones.
+        batches: Number of batches to draw from, starting with the first.
         positions: Number of targets to draw; None, or more than there are, draws all.
         seed: Seed of the draw.
 

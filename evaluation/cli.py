@@ -26,7 +26,7 @@ COMMANDS = {
     "perplexity": ("perplexity", "Score a corpus: perplexity and bits per byte."),
     "zero_shot": ("zero_shot", "Score seven sets of out-of-domain texts."),
     "tasks": ("tasks.command", "Score tasks of lm-evaluation-harness: LAMBADA, HellaSwag, BLiMP."),
-    "reason": ("reason.command", "Ask questions with known right answers, and time them."),
+    "reason": ("reason.command", "Ask questions with known answers, and time the models."),
     "quality": ("quality", "Compare its texts with human ones: MAUVE, perplexity."),
     "reversal": ("reversal", "Ask for a relation that the prompt states in reverse."),
     "scaling": ("scaling", "Fit power laws to results of perplexity."),
@@ -52,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> int:
     exits with 130.
 
     Args:
-        args: The command line, by default ``sys.argv[1:]``.
+        args: The command line. Defaults to ``sys.argv[1:]``.
     """
     argv = sys.argv[1:] if args is None else list(args)
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -114,12 +114,12 @@ def parse(argv: Sequence[str]) -> tuple[str, Namespace]:
     if "data" in settings:
         settings.data = of_data
     elif of_data:
-        parser.parse_args(argv)  # refuses them: they are no options of this command
+        parser.parse_args(argv)  # refuses them: they are not options of this command
     return parsed.command, settings
 
 
 def split_data_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns a command line without ``--data`` and the options below it, and their words."""
+    """Returns a command line without ``--data`` and the options under it, and their words."""
     others: list[str] = []
     of_data: list[str] = []
     takes_value = False

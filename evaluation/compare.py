@@ -98,7 +98,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str | None,
         default=None,
         help="Keys of the models' config that name the rows, separated by commas, or model for the "
-        "class (null: NAME=PATH, the run's --name, or its path).",
+        "class. Null means NAME=PATH, the run's --name, or its path.",
     )
     add(
         "--skip_unreadable",
@@ -106,7 +106,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=False,
         help="Leave out runs that cannot be read or scored, with a message, instead of stopping.",
     )
-    add("--title", type=str | None, default=None, help="Heading (null: the number of runs).")
+    add("--title", type=str | None, default=None, help="Heading. Null means the number of runs.")
     add("--introduction", type=str, default="", help="Paragraph below the heading.")
     add("--split", type=Split, default="val", help="Held-out documents to score.")
     add_batch_arguments(parser)
@@ -115,8 +115,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=PositiveInt | None,
         default=None,
         help="Distance in tokens between the starts of overlapping windows, so that each target "
-        "has at least the rest of a window before it (null: as trained, mostly without overlap). "
-        "Bounds of whole windows and documents are scored without overlap.",
+        "has at least the rest of a window before it. Null means as trained, mostly without "
+        "overlap. Bounds of whole windows and documents are scored without overlap.",
     )
 
 
@@ -125,7 +125,7 @@ class Comparison:
     """Runs that were scored on the same held-out text."""
 
     runs: pd.DataFrame
-    """One row a run, see ``run_metrics.runs_frame``."""
+    """One row per run, see ``run_metrics.runs_frame``."""
     report: ComparisonReport
     """Checks of shared properties, and tables of means over seeds."""
     records: Sequence[RunRecord]
@@ -178,12 +178,12 @@ def compare_runs(
 
     Args:
         runs: Checkpoints, folders of runs, or patterns; NAME=PATH names the row.
-        options: Split and settings of the scoring.
+        options: Split and settings for scoring.
         label: Keys of the models' config that name the rows, separated by commas; by default names
             or paths of the runs.
-        title: Heading of the report, by default the number of runs.
+        title: Heading of the report. Defaults to the number of runs.
         introduction: Paragraph below the heading.
-        which: Checkpoint to take from a run's folder: the one of the last step, or the best one.
+        which: Checkpoint to take from a run's folder: the latest or the best.
         skip_unreadable: Whether to leave out runs that cannot be read or scored.
         sample_tokens: Length of the sample by the first run of each row; 0 for no samples.
 
@@ -296,11 +296,11 @@ def _measure_all(
         ValueError: If a run cannot be scored and ``skip`` is false, or none can.
     """
     metrics, left_out = [], {}
-    for idx, one in enumerate(runs, start=1):
-        print(f"run {idx} of {len(runs)}: {one.name}", file=sys.stderr)
-        path = str(one.checkpoint.path)
+    for idx, run in enumerate(runs, start=1):
+        print(f"run {idx} of {len(runs)}: {run.name}", file=sys.stderr)
+        path = str(run.checkpoint.path)
         try:
-            metrics.append(measure(one, options))
+            metrics.append(measure(run, options))
         except ValueError as error:
             left_out[path] = skip_reason(path, error, skip=skip)
     if not metrics:
@@ -336,7 +336,7 @@ def curves_frame(runs: pd.DataFrame, records: Sequence[RunRecord]) -> pd.DataFra
         if tokens is None or flops is None or not steps:
             continue
         for step, value in sorted(logs[run["run"]].get(scalar, {}).items()):  # counted from 0
-            share = (step + 1) / steps  # assumes as many tokens and FLOPs in each step
+            share = (step + 1) / steps  # assumes equal tokens and FLOPs in each step
             if share <= 1:
                 cost = (step + 1, share * tokens, share * flops)
                 points.append((run["run"], run["label"], *cost, value))

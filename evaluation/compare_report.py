@@ -39,7 +39,7 @@ Agreement = tuple[State, str]
 
 CLOSE_TOKENS, CLOSE_PARAMETERS, CLOSE_FLOPS = 0.01, 0.05, 0.05
 """Largest relative excess of the largest value over the smallest in matched runs."""
-MOST_NAMES = 4
+MAX_NAMES = 4
 NONE = "none"
 DEFAULT_PRECISION = "32-true"
 """The trainer's precision if a record has none."""
@@ -127,13 +127,13 @@ def close(values: pd.Series, within: float, form: str = ",") -> Agreement:
 
 def same_parts(values: pd.Series) -> Agreement:
     """Checks whether all runs, by name, have the same dict, and names the keys that differ."""
-    keys = list(dict.fromkeys(key for one in values for key in one))
-    different = [key for key in keys if len({str(one.get(key)) for one in values}) > 1]
+    keys = list(dict.fromkeys(key for value in values for key in value))
+    different = [key for key in keys if len({str(value.get(key)) for value in values}) > 1]
     if not different:
         return "matched", _joined(values.iloc[0], keys)
     groups: dict[str, list[str]] = {}
-    for name, one in values.items():
-        groups.setdefault(_joined(one, different), []).append(str(name))
+    for name, value in values.items():
+        groups.setdefault(_joined(value, different), []).append(str(name))
     return "differs", _listed(groups)
 
 
@@ -147,8 +147,8 @@ def _listed(groups: Mapping[Any, Sequence[str]], form: str = "") -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    rest = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _shown(value: Any, form: str = "") -> str:
@@ -170,7 +170,7 @@ FACTS = (
     *("likelihood", "counted", "causal", "context", "stride"),
 )
 """Columns of ``runs.csv`` that are not measured."""
-MOST_COLUMNS = 8
+MAX_COLUMNS = 8
 """Maximum number of columns of a table, so that it fits a page."""
 LOSS, SIZE, COST, TASKS = "Loss", "Size and training", "Inference", "Tasks"
 
@@ -222,7 +222,7 @@ def number_keys(runs: pd.DataFrame) -> list[str]:
 
 
 def runs_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the content of ``runs.csv``: one row a run, ``FACTS`` and the measured columns."""
+    """Returns the content of ``runs.csv``: one row per run, ``FACTS`` and the measured columns."""
     return runs[[*FACTS, *number_keys(runs)]]
 
 
@@ -254,14 +254,14 @@ def shown_tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     tables = {}
     for part, cells in parts.items():
         table = pd.DataFrame(cells, index=runs["label"].unique())
-        for start in range(0, table.shape[1], MOST_COLUMNS):
-            heading = f"{part}, continued {start // MOST_COLUMNS}" if start else part
-            tables[heading] = table.iloc[:, start : start + MOST_COLUMNS]
+        for start in range(0, table.shape[1], MAX_COLUMNS):
+            heading = f"{part}, continued {start // MAX_COLUMNS}" if start else part
+            tables[heading] = table.iloc[:, start : start + MAX_COLUMNS]
     return tables
 
 
 def shown_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns one row a run, as text: its checkpoint, and the text that it was scored on."""
+    """Returns one row per run, as text: its checkpoint, and the text that it was scored on."""
     return pd.DataFrame(
         {
             "row": runs["label"],
@@ -289,7 +289,7 @@ def _scored_on(run: pd.Series) -> str:
 
 
 SEVERAL_SEEDS = "Means over seeds, in brackets the smallest and the largest value."
-ONE_SEED = "One seed a row: the spread over seeds is unknown."
+ONE_SEED = "One seed per row: the spread over seeds is unknown."
 BOUND = (
     "Bound: only a lower bound of the model's likelihood is known, so its loss is at most the "
     "number shown; it has separate columns and must not be compared with exact losses."
@@ -328,10 +328,10 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
         **dict.fromkeys(_text_changes(runs), True),
         BOUND: "lower_bound" in kinds,
         NOT_CAUSAL: "noncausal" in kinds,
-        OTHER_TEXT: len({str(_held_out(one)) for one in runs["scored"]}) > 1,
+        OTHER_TEXT: len({str(_held_out(scored)) for scored in runs["scored"]}) > 1,
         OTHER_TARGETS: runs["counted"].nunique() > 1,
         MARKERS: any(runs["markers"] > 1),
-        PART_OF_SPLIT: any(one["batches"] < one["of_batches"] for one in runs["scored"]),
+        PART_OF_SPLIT: any(scored["batches"] < scored["of_batches"] for scored in runs["scored"]),
         PART_OF_TASK: any(
             (how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked
         ),
@@ -343,7 +343,7 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
 
 
 def _text_changes(runs: pd.DataFrame) -> list[str]:
-    """Returns a note for each row whose tokenizer cannot give its text back."""
+    """Returns a note for each row whose tokenizer cannot reproduce its text."""
     if "text_changes" not in runs:
         return []
     changed = runs.dropna(subset=["text_changes"]).groupby("label", sort=False)
@@ -366,7 +366,7 @@ def _same_seeds(label: str, seeds: Sequence[str]) -> str:
 
 
 def make_differences(runs: pd.DataFrame) -> list[str]:
-    """Returns sentences on the difference between the mean loss of each row and of the first row.
+    """Returns sentences on the difference in mean loss between each row and the first.
 
     If both have runs of the same seeds, the range of the differences by seed follows. Rows are
     comparable if they were scored on the same text, with the same kind of likelihood.
@@ -378,7 +378,7 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
     sentences = []
     for row in rows[1:]:
         pair, (first, other) = pd.concat([rows[0], row]), (rows[0].iloc[0], row.iloc[0])
-        texts = {str(_held_out(one)) for one in pair["scored"]}
+        texts = {str(_held_out(scored)) for scored in pair["scored"]}
         kinds = pair["likelihood"].nunique(), pair["counted"].nunique()
         if len(texts) > 1 or kinds != (1, 1):
             continue
@@ -450,11 +450,11 @@ class ComparisonReport:
     """Means over the seeds of a row as text, by heading."""
     notes: Sequence[str]
     runs: pd.DataFrame
-    """One row a run, as text."""
+    """One row per run, as text."""
     left_out: Mapping[str, str]
     """Reason for each run that could not be read or scored."""
     differences: Sequence[str] = ()
-    """Loss difference between each row and the first one, a sentence each."""
+    """Loss difference between each row and the first one, one sentence per row."""
     samples: Mapping[str, str] = field(default_factory=dict)
     """Text written by the first run of each row."""
 

@@ -140,7 +140,7 @@ def count_compute(model: LanguageModel, context: int) -> dict[str, Any]:
 
 
 def compute_frame(counts: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
-    """Returns sizes, FLOPs per token and the shares of one pass, one row a model.
+    """Returns sizes, FLOPs per token and the shares of one pass, one row per model.
 
     Args:
         counts: Results of ``count_compute``, at least one.

@@ -11,7 +11,7 @@ Precision = Literal["32", "tf32", "bf16"]
 
 
 def pick_device(name: Device) -> torch.device:
-    """Returns the device; ``auto`` takes a GPU if there is one.
+    """Returns the device; ``auto`` uses a GPU if there is one.
 
     Raises:
         ValueError: If a GPU is requested and there is none.

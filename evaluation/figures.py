@@ -38,7 +38,8 @@ def check_picture(target: str, key: str = "output") -> Path:
     """Returns the path of a figure after checking that its folder can be written to.
 
     Raises:
-        ValueError: If the ending is no known format, or the folder is missing or not writable.
+        ValueError: If the extension is not a known format, or the folder is missing or not
+            writable.
     """
     path = check_target(target, key)
     if path.suffix not in FORMATS:
@@ -64,7 +65,7 @@ def write_picture(figure: Any, path: Path) -> None:
 
 
 def write_pages(figures: Sequence[Any], path: Path) -> None:
-    """Writes figures as a PDF file, a page each; equal figures give equal files."""
+    """Writes figures as a PDF file, one per page; equal figures give equal files."""
     from matplotlib.backends.backend_pdf import PdfPages
 
     with whole_file(path) as file, PdfPages(file, metadata={"CreationDate": None}) as pages:
@@ -255,7 +256,7 @@ PART_COLOURS = {
 }
 OTHER_PARTS = ("#a2518f", "#b8a12c", "#4fb0c6", "#c44e52")
 """Colours of parts that only one method has, in turn."""
-LEAST_SHOWN = 0.05
+MIN_SHOWN = 0.05
 """Smallest share with room for its label."""
 
 
@@ -274,7 +275,7 @@ def compute_figure(counts: pd.DataFrame) -> Any:
         part, widths = key.removeprefix("share_"), list(counts[key])
         look = {"color": PART_COLOURS.get(part) or next(others), "label": part.replace("_", " ")}
         bars = axes.barh(range(len(counts)), widths, 0.7, left, **look)
-        texts = [f"{100 * width:.0f} %" if width >= LEAST_SHOWN else "" for width in widths]
+        texts = [f"{100 * width:.0f} %" if width >= MIN_SHOWN else "" for width in widths]
         axes.bar_label(bars, texts, label_type="center", color="white", fontsize=8)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     short = EngFormatter(sep="", places=1).format_eng

@@ -87,7 +87,7 @@ def continue_prompts(
         max_new_tokens: Maximum length of a continuation in tokens.
         sampling: Temperature, top-k, top-p and seed.
         precision: Precision of the matrix products.
-        streams: Random stream of each prompt, by default 0, 1, 2 and so on.
+        streams: Random stream of each prompt. Defaults to 0, 1, 2 and so on.
         stop: Texts at which a continuation ends; it is cut before the first one.
     """
     streams = range(len(prompts)) if streams is None else streams
@@ -122,7 +122,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--prompts_file",
         type=str | None,
         default=None,
-        help="File with more prompts: txt with one a line, or jsonl with the field prompt.",
+        help="File with more prompts: txt with one per line, or jsonl with the field prompt.",
     )
     parser.add_argument(
         "--max_new_tokens",
@@ -136,7 +136,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Prints each prompt with its continuation, and writes the JSONL file if one is named."""
+    """Prints each prompt with its continuation, and writes the output file if requested."""
     (target,) = check_targets(output=settings.output)
     sampling = chosen(settings, SamplingConfig)
     prompts = collect_prompts(settings.prompt, settings.prompts_file)

@@ -159,7 +159,7 @@ def import_checkpoint(
     Args:
         source: Hub name or folder of a GPT-2, LLaMA, Qwen2, Qwen3 or GPT-NeoX model.
         target: Path of the checkpoint, which is replaced if it exists.
-        tokenizer: Name as in the data's option ``tokenizer``, by default the model's tokenizer.
+        tokenizer: Name as in the data's option ``tokenizer``. Defaults to the model's tokenizer.
         method: Method that the weights were trained with.
         changes: Fields of the method's config to set.
 
@@ -215,7 +215,7 @@ def own_tokenizer(source: str) -> str:
 def write_without_added(tokenizer: Tokenizer, rows: int, folder: Path) -> None:
     """Writes a tokenizer as a folder, without added entries beyond the rows of the embedding.
 
-    Such an entry (often padding) was added to the tokenizer after the training, and the model
+    Such an entry (often padding) was added to the tokenizer after training, and the model
     cannot read it. Text that spells it is tokenised as ordinary text; other text keeps its ids.
 
     Raises:
@@ -313,7 +313,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--tokenizer",
         type=str | None,
         default=None,
-        help="Tokenizer name as in the data's options (null: the model's tokenizer).",
+        help="Tokenizer name as in the data's options. Null means the model's tokenizer.",
     )
     parser.add_argument("--output", type=str, required=True, help="Checkpoint to write (.ckpt).")
 

@@ -133,7 +133,7 @@ def known_changes(
     return [{key: v for key, v in changes.items() if key in config} for config in configs]
 
 
-MOST_OF_REASON = 300
+MAX_REASON_LENGTH = 300
 """Number of characters of torch's message to quote."""
 
 
@@ -146,7 +146,8 @@ def _load_weights(
         given = ", ".join(f"{key}={value}" for key, value in (changes or {}).items())
         asked = f"with {given}, which changes their shapes" if given else "as saved"
         # torch names each tensor on a separate line, below a heading
-        reason = textwrap.shorten(str(error).partition("\n")[2], MOST_OF_REASON, placeholder=" ...")
+        reason = str(error).partition("\n")[2]
+        reason = textwrap.shorten(reason, MAX_REASON_LENGTH, placeholder=" ...")
         raise CheckpointError(
             f"{checkpoint.path}: the weights do not fit {type(model).__name__} {asked}; {reason}"
         ) from error

@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def format_table(rows: Mapping[str, str]) -> str:
-    """Formats names and values as two columns, one pair a line."""
+    """Formats names and values as two columns, one pair per line."""
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
@@ -121,14 +121,14 @@ def render(template: str, **values: Any) -> str:
 
 
 def report_result(table: str, result: Any, target: Path | None) -> None:
-    """Prints the table of a result, and writes its JSON file if one is named."""
+    """Prints the table of a result, and writes its JSON file if requested."""
     print(table)
     if target is not None:
         write_json(target, result)
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes one JSON object a line, atomically."""
+    """Writes one JSON object per line, atomically."""
     write_whole(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in rows))
 
 

@@ -105,13 +105,13 @@ def measure_perplexity(
     Args:
         checkpoint: The checkpoint of the model.
         model: The model in eval mode.
-        data: Data that are prepared and set up.
+        data: Datamodule, prepared and set up.
         mode: Whole windows in one pass, or sampled tokens, each given its prefix only.
         positions: Number of tokens that autoregressive mode draws, or None for all.
         seed: Seed of the draw.
         split: Split to score.
         precision: Precision of matrix products.
-        limit_batches: Number of batches to score, or to draw from, by default all.
+        limit_batches: Number of batches to score, or to draw from. Defaults to all.
 
     Raises:
         ValueError: If the split is empty.
@@ -179,7 +179,7 @@ def score_checkpoint(
 
     Args:
         checkpoint: The checkpoint to score.
-        data: Data that are prepared and set up.
+        data: Datamodule, prepared and set up.
         changes: Fields of the model's config with other values than in training.
         device: Device to run on.
         **how: Options of ``measure_perplexity``.
@@ -229,8 +229,8 @@ def _class_paths(value: Any) -> Iterator[str]:
             yield path
         value = list(value.values())
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _class_paths(each)
+        for item in value:
+            yield from _class_paths(item)
 
 
 def _score_blockwise(
@@ -279,18 +279,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=Mode,
         default="blockwise",
         help="blockwise: windows in one pass; autoregressive: each target given its prefix only, "
-        "strictly causal for every method, in batches of at most as many tokens.",
+        "strictly causal for every method, in batches of at most that many tokens.",
     )
     add_budget_argument(
         parser,
-        "Short for --set.budget: streams of a prefix as for a whole window, or in proportion.",
+        "Shorthand for --set.budget: streams of a prefix as for a whole window, or in proportion.",
     )
     parser.add_argument(
         "--positions",
         type=PositiveInt | Literal["auto"] | None,
         default="auto",
-        help="Number of targets to draw in autoregressive mode, the same ones for every model "
-        f"(null: all; auto: {DEFAULT_POSITIONS}).",
+        help="Number of targets to draw in autoregressive mode, the same for every model. Null "
+        f"means all, auto {DEFAULT_POSITIONS}.",
     )
     parser.add_argument("--seed", type=NonNegativeInt, default=0, help="Seed of the draw.")
     add_file_arguments(parser, output="JSON file to write.")
@@ -309,7 +309,7 @@ def _positions(settings: Namespace) -> int | None:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the corpus, prints a table, and writes the JSON file if one is named."""
+    """Scores the corpus, prints a table, and writes the output file if requested."""
     positions = _positions(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint, changes, data = open_with_data(settings)

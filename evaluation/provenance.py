@@ -20,7 +20,7 @@ def trained_on(checkpoint: Checkpoint) -> str | None:
 
 
 def describe_data(checkpoint: Checkpoint, data: LanguageDataModule, split: Split) -> dict[str, Any]:
-    """Returns the recipe of the data, and the fingerprints of their text and the training's.
+    """Returns the recipe of the data, and the fingerprints of their text and the training text.
 
     ``left_out`` counts the questions that are too long for block_size, if there are any.
     """

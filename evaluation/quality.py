@@ -92,7 +92,7 @@ MAUVE_SEEDS = range(25, 30)
 
 @dataclass(frozen=True, kw_only=True)
 class QualityConfig:
-    """Settings of generation and of its judges; the defaults are the papers' protocols."""
+    """Settings for generation and its judges; the defaults are the papers' protocols."""
 
     mode: Literal["conditional", "unconditional", "both"] = "both"
     """conditional: continuations of prompts (MAUVE); unconditional: samples from the start token
@@ -118,8 +118,8 @@ class QualityConfig:
     sample_tokens: PositiveInt = 1024
     """Length of a sample in tokens; the end of a document does not end it."""
     judge: str | None = "gpt2-xl"
-    """Hub name or folder of the causal language model that scores samples (null: no generative
-    perplexity)."""
+    """Hub name or folder of the causal language model that scores samples. Null means no
+    generative perplexity."""
 
     def __post_init__(self) -> None:
         SamplingConfig(seed=self.seed)  # raises before models are loaded
@@ -142,7 +142,7 @@ def human_texts(
 ) -> list[list[int]]:
     """Returns the first ``length`` tokens of ``count`` rows, evenly spread over a split.
 
-    Rows are the windows of ``evaluate.py perplexity``. For models of sentences they are documents
+    Rows are the windows of ``evaluate.py perplexity``. For sentence models they are documents
     without the BOS of their sentences, which such models do not generate either. The data must be
     prepared and set up.
 
@@ -173,7 +173,7 @@ def human_texts(
 
 
 def check_running_text(data: LanguageDataModule) -> None:
-    """Raises a ValueError for data that are no running text, such as questions with answers."""
+    """Raises a ValueError for data that are not running text, such as questions with answers."""
     if not isinstance(data, Sentences | TextDataModule) or isinstance(data, AnswerDataModule):
         raise ValueError(
             f"data ({type(data).__name__}) have no running text to continue; name a corpus with "
@@ -459,7 +459,7 @@ def continuations(
     except ImportError as error:
         raise ValueError(
             f"MAUVE needs the package mauve-text ({error}): pip install -e '.[quality]', or "
-            "take --mode unconditional"
+            "use --mode unconditional"
         ) from error
     featurizer = Pretrained(config.featurizer, device, head="none", key="featurizer")
 
@@ -537,12 +537,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser, "Tokenizer name, for checkpoints without one and --mode unconditional."
     )
     add_file_arguments(
-        parser, output="JSON file to write.", texts="JSONL file to write, one text a line."
+        parser, output="JSON file to write.", texts="JSONL file to write, one text per line."
     )
 
 
 def run(settings: Namespace) -> None:
-    """Generates and measures texts, prints a table, and writes the files that are named."""
+    """Generates and measures texts, prints a table, and writes the requested files."""
     settings.sampling = tuple(dict.fromkeys(settings.sampling))
     config = chosen(settings, QualityConfig)
     target, lines = check_targets(output=settings.output, texts=settings.texts)
@@ -597,7 +597,7 @@ def _load_data(
     if settings.tokenizer is not None:
         raise ValueError(
             f"tokenizer ({settings.tokenizer}): prompts use the tokenizer of the data; set "
-            "--data.tokenizer, or take --mode unconditional"
+            "--data.tokenizer, or use --mode unconditional"
         )
     data = build_data(checkpoint, data_recipe(settings, checkpoint))
     check_running_text(data)

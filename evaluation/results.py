@@ -43,7 +43,7 @@ def checkpoint_digest(checkpoint: Checkpoint) -> str | None:
     """Returns a digest of a checkpoint's content, from the CRCs in its zip directory.
 
     The file of a sharded checkpoint holds digests of the parts, so they are covered. A model
-    folder, and a file that is no zip archive, are read completely.
+    folder, and a file that is not a zip archive, are read in full.
 
     Returns:
         The digest, or None if the file was replaced since it was read, or if it was written by an
@@ -79,7 +79,7 @@ def cached_result(
 
     Args:
         checkpoint: The checkpoint that the result is about.
-        facts: All facts that determine the numbers, besides the checkpoint and the code.
+        facts: All facts that determine the numbers, apart from the checkpoint and the code.
         packages: Packages of the model and its data, whose code is part of the key.
         compute: Function that computes the result under the keys of its JSON file.
 
@@ -96,7 +96,7 @@ def cached_result(
         del content["written"]
         return content, path
     result = compute()
-    # a running training may have replaced the file meanwhile
+    # a running job may have replaced the file in the meantime
     if _is_finite(result) and file_status(checkpoint.path) == checkpoint.status:
         _write(path, result, identity)
     return result, None
@@ -143,7 +143,7 @@ def results_of(checkpoint: Checkpoint) -> list[Result]:
     if not contents:
         return []
     same = {"format": RESULT_FORMAT, "checkpoint": checkpoint_digest(checkpoint)}
-    about = [each for each in contents if same.items() <= each["identity"].items()]
+    about = [content for content in contents if same.items() <= content["identity"].items()]
     return sorted(about, key=lambda content: str(content["written"]))
 
 

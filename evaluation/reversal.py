@@ -99,7 +99,7 @@ class Probed(NamedTuple):
 
 
 def probe_model(model: LanguageModel, tokenizer: Tokenizer, precision: Precision = "32") -> Probed:
-    """Returns a model of this project, in eval mode, with the tokenizer of its training."""
+    """Returns a model of this project, in eval mode, with its tokenizer."""
     log_probs = partial(_decoded_log_probs, model, precision)
     return Probed(tokenizer.name, tokenizer.sentence_prompt_ids, log_probs, model)
 
@@ -138,7 +138,7 @@ def _pretrained_log_probs(pretrained: Pretrained, prompts: Tensor) -> Tensor:
     length, context = prompts.shape[1], pretrained.context
     if context is not None and length > context:
         raise ValueError(
-            f"hf: a prompt has {length} tokens, more than the model's context of {context}; take a "
+            f"hf: a prompt has {length} tokens, more than the model's context of {context}; use a "
             "model with a longer context"
         )
     with float32_products(pretrained.precision):
@@ -162,7 +162,7 @@ def ask(probed: Probed, pairs: Sequence[Pair], ids: Mapping[str, int]) -> pd.Dat
     """Asks a model about each pair of names; returns a row for each, float64.
 
     The columns are, for both conditions, ``<condition>_target`` and ``_distractor`` (negative
-    log-likelihood of the right and of the other name in nats), ``_margin`` (the second minus the
+    log-likelihoods of the right and the other name in nats), ``_margin`` (the second minus the
     first) and ``_error_rate`` (1 if the margin is negative, so that the other name is likelier).
     """
     prompts = [one_prompt(probed, pair, condition) for condition in CONDITIONS for pair in pairs]
@@ -216,7 +216,7 @@ def measure_reversal(
     if len(ids) < 2:
         raise ValueError(
             f"names: {len(ids)} of {len(names)} are single tokens of the tokenizer "
-            f"({probed.tokenizer}), and the probe needs 2; take a model whose tokenizer has whole "
+            f"({probed.tokenizer}), and the probe needs 2; use a model whose tokenizer has whole "
             "words (gpt2)"
         )
     drawn = draw_pairs(list(ids), pairs, seed)
@@ -271,7 +271,7 @@ def reversal_table(result: Mapping[str, Any]) -> str:
 
 
 COLOURS = {"target": "#3f9c6b", "distractor": "#c0443c"}
-MOST_POINTS = 500
+MAX_POINTS = 500
 WIDTH = 0.5
 """Width of the cloud of points."""
 
@@ -283,7 +283,7 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
     higher is likelier.
     """
     figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
-    shown = answers[:: -(-len(answers) // MOST_POINTS)]  # an evenly spaced part of the pairs
+    shown = answers[:: -(-len(answers) // MAX_POINTS)]  # an evenly spaced part of the pairs
     # jitter by a low-discrepancy sequence, which needs no random numbers
     spread = WIDTH * (pd.RangeIndex(len(shown)).to_numpy() * 0.618034 % 1 - 0.5)
     style = {"fmt": "D", "markersize": 7, "capsize": 4, "markeredgecolor": "white"}
@@ -324,7 +324,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Asks the model, prints a table, and writes the files that are named."""
+    """Asks the model, prints a table, and writes the requested files."""
     _check(settings)
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     how = {key: settings[key] for key in ("pairs", "seed", "precision")}

@@ -47,7 +47,7 @@ class RunMetrics:
     """
 
     run: str
-    """Path of the run below the common folder of all compared runs."""
+    """Path of the run under the common folder of all compared runs."""
     row: str | None
     """Name of its row on the command line, else name of the run in training."""
     checkpoint: str
@@ -71,7 +71,7 @@ class RunMetrics:
     seed_everything: int | None
     """Seed of the run."""
     precision: str | None
-    """Precision of the training."""
+    """Training precision."""
     accumulate_grad_batches: int | None
     """Micro-batches of an optimiser step on each device."""
     commit: str | None
@@ -88,7 +88,7 @@ class RunMetrics:
     training_tokens: int | None
     """Tokens of text in training, with repetitions."""
     flops: float | None
-    """FLOPs of the training so far, executed or planned."""
+    """Training FLOPs so far, executed or planned."""
     training_flops: float | None
     """``flops`` of models whose training steps have constant compute, else None."""
     training_flops_per_token: float | None
@@ -102,7 +102,7 @@ class RunMetrics:
     tokens_per_second: float | None
     """Median of the logged training speed on the machine of the run, without markers."""
     val_accuracy: float | None
-    """Accuracy of answers at the last validation in training, 0 to 1."""
+    """Accuracy of answers at the last validation of the run, 0 to 1."""
 
     text: str = ""
     """Name and digest of the training text, independent of the tokenizer."""
@@ -173,7 +173,7 @@ HOW_ASKED = ("mode", "budget", "precision", "counted")
 def tasks_in(results: Iterable[Mapping[str, Any]]) -> dict[str, Task]:
     """Returns the scores of each task.
 
-    The result with the most examples counts, and the latest of several with as many. Results with
+    The result with the most examples counts, and among equals the latest. Results with
     changed settings of the model (``--set``) are left out, and so are the members of a group that
     has a mean.
 
@@ -298,7 +298,7 @@ def _micro_batches(run: RunRecord) -> int:
 
 
 def _order(run: RunRecord) -> dict[str, Any]:
-    """Returns the settings that determined the rows of a run's batches, or of its steps."""
+    """Returns the settings that determined the rows of a run's batches or steps."""
     return dict(run.checkpoint.data_state.get("order", {}))
 
 
@@ -327,7 +327,7 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
     for n in range(batches):
         counts = source.counts(n)
         sums = {key: value + counts[key] for key, value in sums.items()}
-    text = sums["lexical"] + sums["eod"]  # windows count the end of a document as a token, too
+    text = sums["lexical"] + sums["eod"]  # windows also count the end of a document as a token
     return round(text), round(text + 2 * sums["eos"])  # BOS and EOS of every sentence
 
 
@@ -339,7 +339,7 @@ def _has_markers(tokenizer: Tokenizer) -> bool:
 def _flops(run: RunRecord, data: LanguageDataModule) -> float | None:
     """Returns the FLOPs per position of a training step.
 
-    For windows they are computed; for other rows they are the logged count of the training, or the
+    For windows they are computed; for other rows they are the count logged in training, or the
     count for documents of average length if there is no log.
     """
     if run.outline.reads == "windows":
@@ -367,18 +367,18 @@ NOT_A_RECIPE = frozenset(
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """Settings of the scoring, the same for every run."""
+    """Settings for scoring, the same for every run."""
 
     split: Split = "val"
     """Held-out documents to score."""
     limit_batches: int | None = None
-    """Number of batches to score (null: all)."""
+    """Number of batches to score. Null means all."""
     batch_size: int | None = None
-    """Rows per batch (null: as trained)."""
+    """Rows per batch. Null means as trained."""
     stride: int | None = None
     """Distance in tokens between the starts of overlapping windows, so that each target has at
-    least the rest of a window before it (null: as trained, mostly without overlap). Bounds of whole
-    windows and documents are scored without overlap."""
+    least the rest of a window before it. Null means as trained, mostly without overlap. Bounds of
+    whole windows and documents are scored without overlap."""
     precision: Precision = "32"
     device: Device = "auto"
 
@@ -560,7 +560,7 @@ def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.Dat
     Raises:
         ValueError: If no model has such a key.
     """
-    runs = pd.DataFrame([each.columns() for each in metrics], dtype=object)
+    runs = pd.DataFrame([values.columns() for values in metrics], dtype=object)
     runs = runs.sort_values("run", ignore_index=True)
     runs = runs.where(runs.notna(), None)
     rows = [row for _, row in runs.groupby(["row", "recipe", "stride"], sort=False, dropna=False)]

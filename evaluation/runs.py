@@ -77,7 +77,7 @@ def read_record(folder: Path | None) -> dict[str, Any]:
     trainer = trainer if isinstance(trainer, Mapping) else {}
     versions = [_versions(file) for file in files]
     seen = {
-        name: dict.fromkeys(each[name] for each in versions if name in each)
+        name: dict.fromkeys(version[name] for version in versions if name in version)
         for name in ("commit", "torch")
     }
     return {
@@ -118,10 +118,10 @@ def find_named(
     A pattern leaves out runs without a checkpoint, with a warning, if others remain.
 
     Args:
-        targets: Checkpoint files, folders (for a checkpoint of each run below them), or patterns;
+        targets: Checkpoint files, folders (for a checkpoint of each run in them), or patterns;
             each may begin with a name (``NAME=PATH``).
         key: Option that holds them, for messages.
-        which: Checkpoint to take from the folder of a run: the one of the last step, or the best.
+        which: Checkpoint to take from a run's folder: the latest or the best.
 
     Returns:
         Pairs of a name, given on the command line or else in training, and a checkpoint.
@@ -160,7 +160,7 @@ def _run_paths(target: str, key: str) -> list[Path]:
 
 
 def path_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Returns the path of each checkpoint's run below their common folder.
+    """Returns the path of each checkpoint's run under their common folder.
 
     The class and ``version_0`` are left out if the rest distinguishes the runs. A single run
     without a distinctive path is named by its class.
@@ -168,7 +168,9 @@ def path_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
     folders = [_run_folder(checkpoint) for checkpoint in checkpoints]
     if len(set(folders)) < len(folders):  # several checkpoints of one run
         folders = [checkpoint.path.resolve().with_suffix("") for checkpoint in checkpoints]
-    classes = [each.model_recipe["class_path"].rpartition(".")[2] for each in checkpoints]
+    classes = [
+        checkpoint.model_recipe["class_path"].rpartition(".")[2] for checkpoint in checkpoints
+    ]
     if len(folders) == 1:
         return [_short(folders[0].parts, classes[0]).rpartition("/")[2] or classes[0]]
     common = os.path.commonpath([folder.parent for folder in folders])
@@ -250,14 +252,14 @@ class RunRecord:
     """A checkpoint with the logs and settings of its run."""
 
     name: str
-    """Unique path of the run below the common folder."""
+    """Unique path of the run under the common folder."""
     checkpoint: Checkpoint
     outline: LanguageModel
     """The model without weights."""
     log: Path | None
     """Folder of the logs, or None if there are none next to the checkpoint."""
     record: Mapping[str, Any]
-    """Settings of its training, see ``read_record``."""
+    """Settings of its run, see ``read_record``."""
     scalars: Mapping[str, Mapping[int, float]]
     """Logged values by tag and step; steps count from 0."""
     row: str | None = None
@@ -270,10 +272,10 @@ def find_compared(
     """Returns the runs that the command line names, each once, and the ones that are left out.
 
     Args:
-        targets: Checkpoint files, folders (for a checkpoint of each run below them), or patterns;
+        targets: Checkpoint files, folders (for a checkpoint of each run in them), or patterns;
             each may begin with the name of its row (``NAME=PATH``).
         skip: Whether to leave out runs that cannot be read.
-        which: Checkpoint to take from the folder of a run: the one of the last step, or the best.
+        which: Checkpoint to take from a run's folder: the latest or the best.
 
     Returns:
         Runs in the order of the targets, and the reason for each path that is left out.

@@ -253,7 +253,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Fits the curves, prints them, and writes the files that are named."""
+    """Fits the curves, prints them, and writes the requested files."""
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     size, y = SIZE_KEYS[settings.x], settings.y
     runs = read_results(settings.runs, settings.x, y, settings.law)

@@ -98,7 +98,7 @@ def score_batches(
 
     The model must be in eval mode; ``num_batches`` is the length of the progress bar.
     """
-    # nats of reported targets, of all targets, and of whole sequences
+    # nats of reported targets, all targets, and whole sequences
     nats = torch.zeros(3, dtype=torch.float64, device=model.device)
     tokens, num_bytes, counted, lexical = 0, 0, True, False
     for batch in tqdm(batches, total=num_batches, desc="scoring", unit=" batches", disable=None):

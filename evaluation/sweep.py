@@ -260,7 +260,7 @@ def loss_key(likelihood: str) -> str:
 
 
 def points_table(points: pd.DataFrame) -> pd.DataFrame:
-    """Returns the content of the CSV file, one row a point.
+    """Returns the content of the CSV file, one row per point.
 
     Losses and perplexities have a column for each kind of likelihood, and each dial has a column;
     cells without a value are empty. ``seconds`` is the wall time of scoring.
@@ -347,7 +347,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=str | None,
         default=None,
         help="Keys of the models' config that name the lines, separated by commas, or model for "
-        "the class; checkpoints with one label share a line (null: the run's --name, or its path).",
+        "the class; checkpoints with one label share a line. Null means the run's --name, or its "
+        "path.",
     )
     parser.add_argument(
         "--output",

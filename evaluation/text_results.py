@@ -12,7 +12,7 @@ from torch import Tensor
 from evaluation.scoring import Totals
 from lightning_models.outputs import Likelihood
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 """Maximum number of rows of a table in a notebook."""
 DARKEST = 8.0
 """Nats of a token in full colour."""
@@ -87,6 +87,6 @@ def figure_page(title: str, figure: Any, table: pd.DataFrame) -> str:
     file = io.BytesIO()
     figure.savefig(file, format="png", bbox_inches="tight")
     data = base64.b64encode(file.getvalue()).decode()
-    rows = table.to_html(max_rows=MOST_ROWS, index=False)
+    rows = table.to_html(max_rows=MAX_ROWS, index=False)
     title = html.escape(title)
     return f'<p>{title}</p><img alt="{title}" src="data:image/png;base64,{data}">{rows}'

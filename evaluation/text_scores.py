@@ -56,7 +56,7 @@ def score_texts(
 
     Args:
         model: The model in eval mode.
-        tokenizer: The tokenizer of its training.
+        tokenizer: The tokenizer that the model was trained with.
         texts: Pairs of a text and its context, which is empty if the text starts a document.
         reader: Reader of texts as documents, see ``Reader``.
         from_prefixes: Whether to score each token given its prefix only.
@@ -156,8 +156,8 @@ def token_logits(
     They are recorded from ``LanguageModel.score`` with a dummy target at each token.
 
     Args:
-        model: A model of windows in eval mode.
-        tokenizer: The tokenizer of its training.
+        model: A window model in eval mode.
+        tokenizer: The tokenizer that the model was trained with.
         tokens: Token ids from ``checked_ids``.
         from_prefixes: Whether to read each prefix separately.
         precision: Precision of the matrix products.

@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(settings: Namespace) -> None:
-    """Prints a line for each model, and writes the page if one is named."""
+    """Prints one line per model, and writes the page if requested."""
     target = None if settings.output is None else check_page(settings.output, "output")
     device = pick_device(settings.device)
     import_packages(settings.packages)

@@ -53,9 +53,9 @@ MEASURES = {
     "length": "tokens of the thought",
 }
 """Columns of ``TokenTrace.tokens`` to colour tokens by, with their titles."""
-MOST_ANSWER = 64
+MAX_ANSWER = 64
 """Maximum length of an answer to a question in tokens."""
-MOST_STEP = 32
+MAX_STEP = 32
 """Tokens of a step that SIM-CoT's decoder says."""
 WORDS = 3
 """Number of most likely tokens of a latent to show."""
@@ -68,7 +68,7 @@ class TokenTrace:
     Attributes:
         name: Label of the model.
         text: The text, or the question.
-        tokens: A line for each token: ``kind`` (text, mark, thought or answer), ``id`` (-1 for
+        tokens: One row per token: ``kind`` (text, mark, thought or answer), ``id`` (-1 for
             thoughts), ``text``; ``start`` and ``end``, its characters in the text; ``nats``, the
             loss of this token, nan if it is not scored; measures, see ``MEASURES``, nan if
             missing; ``note``, more values.
@@ -109,7 +109,7 @@ class TraceRecorder(Recorder):
         self.forks, self.steps, self.thoughts = ForkRecorder(False), StepRecorder(), Recorded()
 
     def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the recording functions, by the name of the statistic."""
+        """Returns the recording functions by name of the statistic."""
         others = self.steps.consumers() | self.forks.consumers() | {"thoughts": self.thoughts.take}
         return super().consumers() | others
 
@@ -125,7 +125,7 @@ def trace_text(
 
     Args:
         model: The model on its device.
-        tokenizer: The tokenizer of its training.
+        tokenizer: The tokenizer that the model was trained with.
         reader: Reader from ``tasks.readers.reader_of`` with ``documents``.
         text: A text of at least one token that fits the model's context.
         precision: Precision of the matrix products.
@@ -165,7 +165,7 @@ def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Segment,
     """Returns a question with the model's answer, and the chain of steps before it."""
     query = tokenizer.prompt_ids(question)
     (written,) = model.generate_ids(
-        [query], tokenizer=tokenizer, max_new_tokens=MOST_ANSWER, temperature=0
+        [query], tokenizer=tokenizer, max_new_tokens=MAX_ANSWER, temperature=0
     )
     answer = model.answer_tokens(written)
     chain = tokenizer.decode_continuation(written[: len(written) - len(answer)])
@@ -206,7 +206,7 @@ def _question_table(tokenizer: Tokenizer, batch: dict[str, Any], scores: Scores)
     return pd.DataFrame({**columns, "nats": [math.nan] * len(query) + nats.tolist()})
 
 
-# ---- measures, by recorded statistic; a line for each token that was read
+# ---- measures, by recorded statistic; one row per token that was read
 
 
 def _forks(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
@@ -253,19 +253,19 @@ def _steps(model: Any, recorder: TraceRecorder, batch: dict[str, Any]) -> pd.Dat
 def _memory(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
     """Returns the mean age of each slot's attention to memory, and the weights of each layer.
 
-    Each layer records once a sentence, from the second one on, with the slots in order.
+    Each layer records once per sentence, from the second one on, with the slots in order.
     """
     lengths = batch["lengths"][0].tolist()
     ages = [np.full(length, 0.0) for length in lengths]
     notes = [[list[str]() for _ in range(length)] for length in lengths]
     seen: dict[int, int] = {}
     records = recorder.recorded("memory_attention")
-    for each in records:
-        sentence = seen[each["layer"]] = seen.get(each["layer"], 0) + 1
-        weights = as_float64(each["weights"])[:, ::-1]  # (P, M_t), the youngest first
+    for record in records:
+        sentence = seen[record["layer"]] = seen.get(record["layer"], 0) + 1
+        weights = as_float64(record["weights"])[:, ::-1]  # (P, M_t), the youngest first
         ages[sentence] += weights @ np.arange(1, weights.shape[1] + 1)
         for note, w in zip(notes[sentence], weights, strict=True):
-            note.append(f"layer {each['layer']} reads 1, 2, ... sentences back {_numbers(w)}")
+            note.append(f"layer {record['layer']} reads 1, 2, ... sentences back {_numbers(w)}")
     mean = np.concatenate(ages) / len(seen)
     first = lengths[0]
     mean[:first] = math.nan  # memory is empty
@@ -279,15 +279,15 @@ def _memory(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
 def _thoughts(
     model: Any, tokenizer: Tokenizer, recorder: TraceRecorder, batch: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns a row for each thought after a chunk of the question, or of the answer."""
+    """Returns one row per thought after a chunk of the question or answer."""
     asked, rows = int(batch["query_lengths"][0]), []
     for row in recorder.thoughts.rows or ():
-        for each in row.thoughts:
+        for thought in row.thoughts:
             # an answer follows the prefix, which is not shown
-            given = len(model.config.answer_prefix) if each.end >= asked else 0
-            text = thought_text(tokenizer, each.tokens)
-            at = max(each.end - given, min(each.end, asked - 1))
-            rows.append({"at": at, "text": text, "length": len(each.tokens)})
+            given = len(model.config.answer_prefix) if thought.end >= asked else 0
+            text = thought_text(tokenizer, thought.tokens)
+            at = max(thought.end - given, min(thought.end, asked - 1))
+            rows.append({"at": at, "text": text, "length": len(thought.tokens)})
     return [row for row in rows if row["length"]]
 
 
@@ -307,17 +307,19 @@ def _latent_words(
     rows = []
     for p, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         texts = pieces_alone(tokenizer, ids)
-        told = ", ".join(f"{text!r} {each:.2f}" for text, each in zip(texts, p, strict=True))
+        told = ", ".join(
+            f"{text!r} {probability:.2f}" for text, probability in zip(texts, p, strict=True)
+        )
         rows.append({"at": int(batch["query_lengths"][0]) - 1, "text": texts[0], "note": told})
     if rows and model.network.decoder is not None:
         size = model.layout.latents_per_step
         fed = torch.stack(recorder.latest("latents")["states"], dim=1)[0]  # (m, D)
         groups = fed[: len(fed) // size * size].unflatten(0, (-1, size))  # (G, c, D)
-        steps = model.network.write_steps(groups, MOST_STEP, tokenizer.vocab_size).tolist()
+        steps = model.network.write_steps(groups, MAX_STEP, tokenizer.vocab_size).tolist()
         for row, ids in zip(rows[size - 1 :: size], steps, strict=True):
             ended = next((i for i, token in enumerate(ids) if token in tokenizer.stop_ids), None)
             row["text"] = tokenizer.decode_continuation(ids[:ended]).strip()
-            row["note"] = f"a step said by the decoder; likeliest words {row['note']}"
+            row["note"] = f"a step said by the decoder; most likely words {row['note']}"
     return rows
 
 
@@ -378,7 +380,7 @@ def _facts(
     total, named = nats.sum() + of_text, KINDS[scores.kind]
     facts = {"model": type(model).__name__, "tokens": f"{(table['kind'] == 'text').sum()}"}
     if len(nats):
-        facts["loss"] = f"{total / len(nats):.3f} nats a token ({named})"
+        facts["loss"] = f"{total / len(nats):.3f} nats per token ({named})"
     # bits per byte are undefined with marks, which have nats but no bytes
     if scored == "text" and not isinstance(tokenizer, SentenceTokenizer):
         facts["bits per byte"] = f"{bits(total) / len(text.encode()):.3f}"

@@ -59,7 +59,7 @@ def zero_shot_table(result: Mapping[str, Any]) -> str:
         "batches": TableColumn("batches"),
         "of_batches": TableColumn("of"),
     }
-    rows = {name: {**one, **one["settings"]} for name, one in result["sets"].items()}
+    rows = {name: {**scores, **scores["settings"]} for name, scores in result["sets"].items()}
     sets = pd.DataFrame(rows, index=[*columns], dtype=object).T.rename_axis("set")
     common = {
         "likelihood": result["likelihood"],
@@ -74,10 +74,10 @@ def zero_shot_table(result: Mapping[str, Any]) -> str:
 
 
 def set_recipe(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe of a set with the tokenizer, windows and batches of the training.
+    """Returns the recipe of a set with the tokenizer, windows and batches of the training run.
 
-    If the training split a corpus into sentences, the set is split in the same way. ``changes`` are
-    arguments of `ZeroShotText`.
+    If the training run split a corpus into sentences, the set is split in the same way. ``changes``
+    are arguments of `ZeroShotText`.
 
     Raises:
         CheckpointError: If the checkpoint was trained without a datamodule.
@@ -120,26 +120,26 @@ def add_arguments(parser: ArgumentParser) -> None:
             f"--files.{name}",
             type=str | list[str] | None,
             default=None,
-            help=f"Local copy of {name}, files or patterns: {text_set.local_format} (null: the "
-            "hub's copy).",
+            help=f"Local copy of {name}, files or patterns: {text_set.local_format}. Null means "
+            "the hub's copy.",
         )
     parser.add_argument(
         "--text_field",
         type=str | None,
         default=None,
-        help="Field or column of local files with the text (null: the set's default, or text).",
+        help="Field or column of local files with the text. Null means the set's default, or text.",
     )
     parser.add_argument(
         "--cache_dir",
         type=str | None,
         default=None,
-        help="Folder of the tokenised sets (null: the folder of the training's data).",
+        help="Folder of the tokenised sets. Null means the folder of the training data.",
     )
     parser.add_argument(
         "--block_size",
         type=PositiveInt | None,
         default=None,
-        help="Length of a block in tokens (null: as trained).",
+        help="Length of a block in tokens. Null means as trained.",
     )
     add_batch_arguments(parser)
     add_file_arguments(parser, output="JSON file to write.")
@@ -178,7 +178,7 @@ def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def run(settings: Namespace) -> None:
-    """Scores the sets, prints a table, and writes the JSON file if one is named."""
+    """Scores the sets, prints a table, and writes the output file if requested."""
     chosen = chosen_sets(settings)
     (target,) = check_targets(output=settings.output)
     checkpoint = load_checkpoint(settings)

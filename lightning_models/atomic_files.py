@@ -27,7 +27,7 @@ def whole_file(path: Path, *, sole: bool = False) -> Iterator[BinaryIO]:
             processes can be removed.
 
     Raises:
-        OSError: The file cannot be written; ``filename`` is its path.
+        OSError: If the file cannot be written; ``filename`` is its path.
     """
     if sole:
         remove_unfinished(path.parent, path.name)
@@ -61,7 +61,7 @@ def unfinished_path(path: Path) -> Path:
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Removes the temporary files of killed processes in a folder, of one file or of all."""
+    """Removes the temporary files of killed processes in a folder, for one file or all."""
     for leftover in folder.glob(f".{'*' if name is None else glob.escape(name)}.*.partial"):
         leftover.unlink(missing_ok=True)
 
@@ -108,7 +108,7 @@ def check_folder(key: str, folder: Path, value: Path | None = None) -> None:
         value: Value of the argument, if it is not the folder but a path in it.
 
     Raises:
-        ValueError: The path or a parent is a file, or the folder is not writable.
+        ValueError: If the path or a parent is a file, or the folder is not writable.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     name = f"{key} ({value or folder})"

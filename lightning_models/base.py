@@ -173,13 +173,13 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         (projections, scores and weighted sums), ``feed_forward``, and further ones of the method.
 
         Raises:
-            ValueError: The method does not count them.
+            ValueError: If the method does not count them.
         """
         raise ValueError(f"{type(self).__name__} does not count its FLOPs by part")
 
     @abstractmethod
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns FLOPs per token of a forward pass, or of a training step (with the backward)."""
+        """Returns FLOPs per token of a forward pass or a training step (with the backward pass)."""
 
     def generation_flops(self, context: int, steps: float | None = None) -> float:
         """Returns the FLOPs of generating a token in a context of ``context`` tokens.
@@ -249,8 +249,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         """Builds the network once, shards it if the strategy has a device mesh, and compiles it.
 
         Raises:
-            ValueError: The strategy shards parameters without a device mesh, or the network to be
-                sharded exists already.
+            ValueError: If the strategy shards parameters without a device mesh, or the network to
+                be sharded exists already.
         """
         mesh = getattr(self, "_device_mesh", None)
         if self.network is not None:
@@ -264,7 +264,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         if strategy in OTHER_SHARDING:
             raise ValueError(
                 f"trainer.strategy ({strategy}): parameters are sharded by "
-                "training.FullySharded alone (configs/trainer/fsdp.yaml)"
+                "training.FullySharded only (configs/trainer/fsdp.yaml)"
             )
         self.network = self.build_network().train(self.training)
         dropout = getattr(self.config, "attention_dropout", 0.0)
@@ -308,7 +308,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         if self.whole_rows and stride is not None:
             raise ValueError(
                 f"eval_stride ({stride}): {type(self).__name__} scores whole windows, a part of "
-                "which has no likelihood of its own; leave eval_stride out"
+                "which has no separate likelihood; leave eval_stride out"
             )
 
     def setup(self, stage: str) -> None:
@@ -486,7 +486,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             return self.score(batch)
 
     def recorded_loss(self, batch: Batch, **consumers: Callable[..., None]) -> LossOutput:
-        """Returns the objective's terms with their graph, and passes statistics to consumers.
+        """Returns the objective's terms, attached to the graph, and passes statistics to consumers.
 
         If parameters are sharded, the caller must hold ``gathered()`` for as long as the graph.
 
@@ -511,7 +511,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             schedule: Key and value of the option that follows the schedule, for the message.
 
         Raises:
-            ValueError: The run has no end.
+            ValueError: If the run has no end.
         """
         if self._trainer is None:
             return 1.0

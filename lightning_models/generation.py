@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_models.runtime import in_eval_mode, on_device, seeded_generator, uncompiled
 
-MOST_SEED = 2**64 - 1
+MAX_SEED = 2**64 - 1
 """Random streams use 64 bits of their seed."""
 
 
@@ -42,7 +42,7 @@ class SamplingConfig:
     """Options for sampling the next token.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     temperature: float = 1.0
@@ -58,10 +58,10 @@ class SamplingConfig:
         """Checks types, which Python callers may get wrong, and ranges."""
         values: dict[str, Any] = {
             "temperature": finite_number("temperature", self.temperature),
-            "seed": whole_number("seed", self.seed, least=0, most=MOST_SEED),
+            "seed": whole_number("seed", self.seed, minimum=0, maximum=MAX_SEED),
         }
         if self.top_k is not None:
-            values["top_k"] = whole_number("top_k", self.top_k, least=1)
+            values["top_k"] = whole_number("top_k", self.top_k, minimum=1)
         if self.top_p is not None:
             values["top_p"] = finite_number("top_p", self.top_p)
             if not 0 < values["top_p"] <= 1:
@@ -72,19 +72,19 @@ class SamplingConfig:
             object.__setattr__(self, key, value)  # Python numbers instead of NumPy's
 
 
-def whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+def whole_number(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
     """Converts an integer of any type, such as NumPy's, to Python's.
 
     Raises:
-        ValueError: The value is no integer (bools are none), or out of its range.
+        ValueError: If the value is not an integer (bools do not count), or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} ({value!r}) must be a whole number")
     result = int(value)
-    if result < least:
-        raise ValueError(f"{name} ({result}) must be at least {least}")
-    if most is not None and result > most:
-        raise ValueError(f"{name} ({result}) must be at most {most}")
+    if result < minimum:
+        raise ValueError(f"{name} ({result}) must be at least {minimum}")
+    if maximum is not None and result > maximum:
+        raise ValueError(f"{name} ({result}) must be at most {maximum}")
     return result
 
 
@@ -92,7 +92,8 @@ def finite_number(name: str, value: Any) -> float:
     """Converts a real number of any type, such as NumPy's, to Python's.
 
     Raises:
-        ValueError: The value is no number (bools are none), infinite, NaN or too large for a float.
+        ValueError: If the value is not a number (bools do not count), infinite, NaN or too large
+            for a float.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} ({value!r}) must be a number")
@@ -121,7 +122,7 @@ def generate(
         **options: See ``generate_steps``.
 
     Raises:
-        ValueError: A prompt is empty.
+        ValueError: If a prompt is empty.
     """
     out: list[list[int]] = [[] for _ in prompts]
     for row, token in generate_steps(model, prompts, max_new_tokens=max_new_tokens, **options):
@@ -165,7 +166,7 @@ def generate_steps(
             default only stop tokens end rows.
 
     Raises:
-        ValueError: A prompt is empty.
+        ValueError: If a prompt is empty.
     """
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("prompts must hold at least one token each; start with the EOS token")
@@ -383,7 +384,7 @@ class ContinuesText:
             **sampling: Fields of ``SamplingConfig``.
 
         Raises:
-            ValueError: A prompt is empty.
+            ValueError: If a prompt is empty.
         """
         model: Any = self
         with (

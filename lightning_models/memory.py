@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
-MOST_TENSORS = 20_000
+MAX_TENSORS = 20_000
 """Maximum number of weight tensors of a network; one of 1,000 layers has about 10,000."""
 USUAL = 1024
 """Default of sizes that have none."""
@@ -28,7 +28,7 @@ class TooLargeError(ValueError):
 
 
 def host_memory() -> int:
-    """Returns the memory in bytes of this host, or of the process's cgroup if that has less."""
+    """Returns the memory of this host in bytes, or the limit of the process's cgroup if lower."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -72,13 +72,13 @@ def check_layers(values: Mapping[str, Any], prefix: str) -> None:
         prefix: Prefix of field names in messages.
 
     Raises:
-        TooLargeError: A number of layers is above ``MOST_TENSORS``.
+        TooLargeError: If a number of layers is above ``MAX_TENSORS``.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
             check_layers(value, f"{prefix}{key}.")
-        elif _is_size(value) and "layer" in key and value > MOST_TENSORS:
-            raise TooLargeError(f"{prefix}{key} ({value}) must be at most {MOST_TENSORS}; lower it")
+        elif _is_size(value) and "layer" in key and value > MAX_TENSORS:
+            raise TooLargeError(f"{prefix}{key} ({value}) must be at most {MAX_TENSORS}; lower it")
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def bounded_weights(most: float) -> Iterator[None]:
             tensors that it replaces later.
 
     Raises:
-        TooLargeError: Modules register more tensors than ``MOST_TENSORS``, or more bytes.
+        TooLargeError: If modules register more tensors than ``MAX_TENSORS``, or more bytes.
     """
     tensors, size = 0, 0
 
@@ -98,8 +98,8 @@ def bounded_weights(most: float) -> Iterator[None]:
         nonlocal tensors, size
         if tensor is not None:
             tensors, size = tensors + 1, size + tensor.nbytes
-        if tensors > MOST_TENSORS:
-            raise TooLargeError(f"the network has more than {MOST_TENSORS} tensors of weights")
+        if tensors > MAX_TENSORS:
+            raise TooLargeError(f"the network has more than {MAX_TENSORS} tensors of weights")
         if size > 2 * most:
             raise TooLargeError(f"the network has more than {as_gib(size)} of weights")
 
@@ -125,7 +125,7 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
         share: Number of processes that share one copy of the weights.
 
     Raises:
-        TooLargeError: The weights do not fit. The message names the option to change.
+        TooLargeError: If the weights do not fit. The message names the option to change.
         Exception: Any error of building the real network.
     """
     config = dataclasses.asdict(model.config)
@@ -169,7 +169,7 @@ def check_batch(data: Any) -> None:
         data: A data module.
 
     Raises:
-        TooLargeError: They do not fit. The message names the size to lower.
+        TooLargeError: If they do not fit. The message names the size to lower.
     """
     usual = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
     sizes = {key: getattr(data, key, 0) for key in usual}
@@ -186,7 +186,7 @@ def _largest_option(config: Mapping[str, Any], cls: Any) -> tuple[str, str]:
     """Returns the option that makes a network too large, with its value, and the cure."""
     # the sizes come from a published backbone, and the config's size fields are ignored
     if config.get("architecture") is not None:
-        return "model.config.architecture", "lower its sizes, or take a machine with more memory"
+        return "model.config.architecture", "lower its sizes, or use a machine with more memory"
     if config.get("backbone") is not None:
         return f"model.config.backbone ({config['backbone']})", "name a smaller one"
     usual = {field.name: field.default for field in dataclasses.fields(cls)}

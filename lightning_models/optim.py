@@ -14,7 +14,7 @@ class OptimizerConfig:
     """AdamW and its schedule.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     lr: float = 1e-3
@@ -37,8 +37,8 @@ class OptimizerConfig:
     decay_fraction: float = 0.1
     """Fraction of all steps in which wsd decays."""
     horizon: int | None = None
-    """Number of optimiser steps of this schedule and of others that follow the run, such as
-    ``inner_lr``. A shorter run stops before their end. If null, the steps of the run."""
+    """Number of optimiser steps of this schedule and others that follow the run, such as
+    ``inner_lr``. A shorter run stops before their end. Null means the steps of the run."""
 
     def __post_init__(self) -> None:
         for key in ("lr", "eps"):
@@ -106,7 +106,7 @@ def schedule_factor(config: OptimizerConfig, total_steps: float) -> Callable[[in
             infinite for ``constant``.
 
     Raises:
-        ValueError: The schedule needs an end, and the run has none.
+        ValueError: If the schedule needs an end, and the run has none.
     """
     if config.horizon is not None:
         total_steps = config.horizon

@@ -47,7 +47,7 @@ class LossOutput:
 
     ``terms`` add up to the objective; the one named ``nll`` (nats) is reported as ``train/loss``.
     ``stats`` are detached scalars, averaged over micro-batches and ranks, or ``Mean``s.
-    ``sequence_nats``, a detached scalar, is the part of the bound besides this term (KL
+    ``sequence_nats``, a detached scalar, is the rest of the bound (KL
     divergences), which is included in ``train/loss`` and ``train/bpb`` but not in the objective.
     """
 
@@ -272,7 +272,7 @@ def objective(
         device: Device of the terms.
 
     Raises:
-        ValueError: A term names a normaliser that the batch does not have.
+        ValueError: If a term names a normaliser that the batch does not have.
     """
     total = torch.zeros((), device=device)
     for name, term in output.terms.items():

@@ -78,7 +78,7 @@ def import_packages(names: str | Sequence[str]) -> None:
         names: Names of the packages, or text with a comma-separated list.
 
     Raises:
-        ValueError: A package is not installed.
+        ValueError: If a package is not installed.
     """
     names = split_names(names) if isinstance(names, str) else names
     for name in names:
@@ -99,8 +99,8 @@ def resolve_class(class_path: Any, base: type) -> Any:
         base: The required base class.
 
     Raises:
-        ValueError: The class is not in this project's packages or a package named by the user, or
-            does not derive from ``base``. No modules of other packages have been imported.
+        ValueError: If the class is not in this project's packages or a package named by the user,
+            or does not derive from ``base``. No modules of other packages have been imported.
     """
     path = class_path if isinstance(class_path, str) else ""
     module_path, _, name = path.rpartition(".")
@@ -115,7 +115,7 @@ def resolve_class(class_path: Any, base: type) -> Any:
     result = next((cls for module in modules if (cls := getattr(module, name, None))), None)
     if not isinstance(result, type):
         raise ValueError(
-            f"the class {quoted} is not known to this version; it must be exported by "
+            f"the class {quoted} is unknown to this version; it must be exported by "
             f"{', '.join(OWN_PACKAGES)}, or by a package named with --packages"
         )
     if not issubclass(result, base):
@@ -141,8 +141,8 @@ def complete(recipe: Any, role: Literal["model", "data"]) -> dict[str, Any]:
         role: Key in ``BASES`` of the object that it rebuilds.
 
     Raises:
-        ValueError: A class is refused (`resolve_class`), or a value does not have the declared type
-            of its parameter. The message names the key.
+        ValueError: If a class is refused (`resolve_class`), or a value does not have the declared
+            type of its parameter. The message names the key.
     """
     package, _, name = BASES[role].rpartition(".")
     return _object(recipe, getattr(importlib.import_module(package), name), role)
@@ -152,7 +152,7 @@ def build(recipe: Mapping[str, Any], base: type) -> Any:
     """Builds the object of a recipe checked by `complete`.
 
     Raises:
-        ValueError: The class is refused, or refuses the arguments.
+        ValueError: If the class is refused, or refuses the arguments.
     """
     cls = resolve_class(recipe.get("class_path"), base)
     try:
@@ -170,7 +170,7 @@ _quoted.maxstring = 80
 
 
 def shown(name: Any) -> str:
-    """Returns a name from a checkpoint for a message, quoted if it is no valid name.
+    """Returns a name from a checkpoint for a message, quoted if it is not a valid name.
 
     Quoted text is cut, and its control characters are escaped, as they could forge other lines.
     """
@@ -182,7 +182,7 @@ def complete_arguments(arguments: Any, cls: type, key: str) -> dict[str, Any]:
     """Checks plain init arguments of a class, or fields of a dataclass, see `complete`.
 
     Raises:
-        MisfitError: An argument is unknown, or does not have its declared type.
+        MisfitError: If an argument is unknown, or does not have its declared type.
     """
     hints = argument_types(cls)
     if not isinstance(arguments, Mapping):
@@ -212,7 +212,7 @@ def argument_owners(cls: type) -> dict[str, Any]:
     """Returns the ``__init__`` that declares each argument of ``cls(...)``, by argument name.
 
     With ``**kwargs``, the ``__init__`` of the base classes are searched too. Names that none of
-    them declares are no arguments.
+    them declares are not arguments.
     """
     owners: dict[str, Any] = {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

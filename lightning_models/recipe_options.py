@@ -108,7 +108,7 @@ _SAVED = f"saved-{uuid.uuid4().hex}"
 
 
 def _marks(value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields keys and markers of values that may be lists, and of free mappings."""
+    """Yields keys and markers of values that may be lists, and free mappings."""
     if isinstance(value, Mapping) and dataclasses.is_dataclass(hint) and isinstance(hint, type):
         for name, declared in argument_types(hint).items():
             yield from _marks(value.get(name), declared, f"{key}.{name}")

@@ -220,10 +220,10 @@ class ShardedParameters:
         mesh: ``DeviceMesh`` of the processes that share the parameters. With two axes, the first is
             of replicas and the second of the processes that share each replica.
         by_block: Whether each block is a unit.
-        gathered_dtype: Dtype of gathered parameters and of computation if blocks are units.
-            Defaults to the parameters' dtype. If blocks are no units, it is ignored, because a step
-            uses each weight several times and would sum its gradients in this precision. Shards,
-            their gradients, and sums of gradients over ranks keep the parameters' dtype.
+        gathered_dtype: Dtype of gathered parameters and computation if blocks are units.
+            Defaults to the parameters' dtype. If blocks are not units, it is ignored, because a
+            step uses each weight several times and would sum its gradients in this precision.
+            Shards, their gradients, and sums of gradients over ranks keep the parameters' dtype.
     """
 
     def __init__(

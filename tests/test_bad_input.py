@@ -181,7 +181,7 @@ CHECKPOINTS = {
     "truncated": ("--ckpt_path=cut.ckpt", "is truncated or not a checkpoint; copy it again"),
     "another file": ("--ckpt_path=text.jsonl", "is truncated or not a checkpoint; copy it again"),
     "another program's": ("--ckpt_path=foreign.ckpt", "foreign.ckpt has no recipe"),
-    "folder without one": ("--ckpt_path=folder", "there is no whole checkpoint below folder"),
+    "folder without one": ("--ckpt_path=folder", "there is no complete checkpoint under folder"),
 }
 
 
@@ -399,7 +399,7 @@ def test_fit_of_a_deep_model_of_thin_layers(refused, few_tensors):
 @pytest.fixture
 def few_tensors(monkeypatch):
     """As if a network of more than a thousand tensors were too large."""
-    monkeypatch.setattr(memory, "MOST_TENSORS", 1000)
+    monkeypatch.setattr(memory, "MAX_TENSORS", 1000)
 
 
 @pytest.mark.parametrize("case", YAML)

@@ -63,7 +63,7 @@ SAYS = {
     "reversal": "margin",
     "scaling": "exponent",
     "tasks": "lambada_local",
-    "think": "nats a token",
+    "think": "nats per token",
 }
 """Words of what verbs print."""
 

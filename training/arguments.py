@@ -306,7 +306,7 @@ def _printable(cell: Any) -> str:
 def report(conflicts: Sequence[Conflict], path: Path) -> str:
     """Returns the error message with the table and the options to resolve it."""
     return (
-        f"what was typed does not agree with the checkpoint {path}\n\n{as_table(conflicts)}\n\n"
+        f"the typed values do not match the checkpoint {path}\n\n{as_table(conflicts)}\n\n"
         "Remove these arguments, or choose: --on_conflict typed (follow the typed values) or "
         "--on_conflict checkpoint (follow the checkpoint)."
     )

@@ -61,7 +61,7 @@ class LatentCLI(CheckpointParsing):
     - ``last`` continues in the log folder of that run; a path starts a new one.
 
     Args:
-        args: The command line, by default ``sys.argv[1:]``.
+        args: The command line. Defaults to ``sys.argv[1:]``.
         run: Whether to run a verb; otherwise only ``model``, ``datamodule`` and ``trainer`` are
             built.
     """
@@ -99,7 +99,7 @@ class LatentCLI(CheckpointParsing):
         if saved is not None and saved != self.datamodule.vocab_size:
             raise UserError(
                 f"data.vocab_size ({self.datamodule.vocab_size}) differs from the checkpoint's "
-                f"({saved}); take the tokenizer it was trained with (data.tokenizer)"
+                f"({saved}); use the tokenizer it was trained with (data.tokenizer)"
             )
 
     def _instantiate_recipes(self) -> None:
@@ -128,7 +128,9 @@ class LatentCLI(CheckpointParsing):
                 f"{ACCUMULATE} follows from data.global_batch and the number of devices; leave it "
                 "out, or set data.global_batch to null"
             )
-        if any(isinstance(each, BatchSizeFinder) for each in vars(self.trainer)["callbacks"]):
+        if any(
+            isinstance(callback, BatchSizeFinder) for callback in vars(self.trainer)["callbacks"]
+        ):
             raise UserError(
                 "trainer.callbacks (BatchSizeFinder): the batch belongs to the experiment, so no "
                 "callback changes it; python train.py plan shows which batch_size fits, and "
@@ -196,7 +198,7 @@ class LatentCLI(CheckpointParsing):
             raise UserError(
                 f"{self._saved_run.path} cannot be restored ({type(error).__name__}: "
                 f"{' '.join(str(error).split())}): it is damaged, or of another model or version; "
-                "take another checkpoint"
+                "use another checkpoint"
             ) from error
 
     def _check_folders(self, root: Path) -> None:
@@ -265,7 +267,7 @@ class LatentCLI(CheckpointParsing):
         return log_folder_of(self._saved_run, root)
 
     def _loggers(self, root: Path, trainer: L.Trainer) -> list[Logger]:
-        """Returns the loggers of a training; rank 0 holds a lock on the run's folder."""
+        """Returns the loggers of a run; rank 0 holds a lock on the run's folder."""
         names = self._get(self.config, "loggers")
         names = split_names(names) if isinstance(names, str) else names
         location = self._location(root)

@@ -29,25 +29,25 @@ NOISE = (
 
 
 CURES = (
-    ("Could not determine home directory", "~ names an unknown user; write the folder"),
-    ("Unable to allocate", "lower the batch size or the sizes of the model"),
-    ("can't allocate memory", "lower the batch size or the sizes of the model"),
-    ("EADDRINUSE", "another program has that port: set MASTER_PORT to a free one"),
+    ("Could not determine home directory", "~ refers to an unknown user; give the full path"),
+    ("Unable to allocate", "reduce the batch size or the model size"),
+    ("can't allocate memory", "reduce the batch size or the model size"),
+    ("EADDRINUSE", "another program is using that port; set MASTER_PORT to a free one"),
 )
-"""Parts of messages of Python, numpy and torch about bad values, with the cures."""
+"""Fragments of messages from Python, numpy and torch about bad values, with the cures."""
 
 
 NO_PACKAGE = re.compile(r"Requirement '(wandb|mlflow)\b[^']*' not met")
-"""Message of Lightning's loggers if their package is not installed."""
+"""Message from Lightning's loggers when their package is not installed."""
 TRACKERS = ("wandb", "mlflow")
-"""Packages of loggers, whose errors concern accounts, servers and stores."""
+"""Packages of loggers, whose errors are about accounts, servers and stores."""
 
 
 LOST_PROCESS = 4
 """Exit code of a process after another process of the run has ended."""
 LOST_LINE = (
-    "another process of the run has ended, so this one ends, too (was it killed, or out of memory? "
-    "--ckpt_path last resumes training)"
+    "another process of the run has ended, so this one ends as well (was it killed, or out of "
+    "memory? --ckpt_path last resumes training)"
 )
 
 
@@ -66,9 +66,9 @@ class UserError(Exception):
 def explain(error: BaseException) -> str | None:
     """Returns a message for the user, or None if the error is a bug that needs its traceback.
 
-    User errors are this project's exceptions, ValueError and OSError raised in its code, files and
-    folders that cannot be accessed, errors of the command line, of its references and of
-    Lightning's configuration checks, weights that do not fit the model, and sizes that do not fit
+    User errors are this project's exceptions, ValueErrors and OSErrors raised in its code,
+    inaccessible files and folders, command-line errors, unresolved references in a config, failed
+    configuration checks in Lightning, weights that do not fit the model, and sizes that do not fit
     into memory.
     """
     for cause in _causes(error):
@@ -78,7 +78,7 @@ def explain(error: BaseException) -> str | None:
         name = package[1]
         return f"trainer.logger needs {name}; install it with pip install -e '.[{name}]'"
     if type(error).__module__.partition(".")[0] in TRACKERS:
-        return _one_line(str(error))  # no key, no server
+        return _one_line(str(error))  # such as a missing API key or an unreachable server
     if isinstance(error, argparse.ArgumentError):
         return condense(str(error))
     if isinstance(error, MisconfigurationException | OmegaConfBaseException):
@@ -87,11 +87,13 @@ def explain(error: BaseException) -> str | None:
         return _one_line(str(error))
     if (full := full_disk(error)) is not None:
         name = getattr(error, "filename", None) or "the log, or another file of the run"
-        return f"{name} cannot be written ({os.strerror(full)}); make room, or choose another place"
-    if of_launcher(error):
+        return (
+            f"{name} cannot be written ({os.strerror(full)}); free some space, or write elsewhere"
+        )
+    if is_launcher_error(error):
         missing = f"the environment variable {error} is missing; start with srun or torchrun"
         text = missing if isinstance(error, KeyError) else _one_line(str(error))
-        return f"{text.rstrip('.')}. For a run of one process, set --trainer.devices 1"
+        return f"{text.rstrip('.')}. For a single-process run, set --trainer.devices 1"
     if isinstance(error, OSError) and error.filename is not None:
         reason = error.strerror or type(error).__name__
         return f"{error.filename}: {reason}. Check the path, or choose another one"
@@ -111,7 +113,7 @@ def is_agreed(error: BaseException) -> bool:
 LOST = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|failed to recv, got 0 bytes"
 )
-"""Messages of gloo, NCCL and torch's store after the process at the other end has ended."""
+"""Messages from gloo, NCCL and torch's store after the process at the other end has ended."""
 
 
 def lost_process(error: BaseException) -> bool:
@@ -133,9 +135,9 @@ def was_restoring(error: BaseException) -> bool:
 
 
 def condense(report: str) -> str:
-    """Returns the option and the first reason of a report of jsonargparse, in one line.
+    """Condenses a jsonargparse report to the option and the first reason, in one line.
 
-    The report of a union lists the reasons of each of its types.
+    For a union, the report lists the reasons for each of its types.
     """
     keys: list[str] = []
     reasons: list[str] = []
@@ -154,7 +156,7 @@ def condense(report: str) -> str:
     text = "; ".join(dict.fromkeys(reasons))
     if (unknown := _UNKNOWN.match(text)) is not None:
         option = ".".join([*keys, *filter(None, unknown.groups())])
-        return f"--{option} is no option" + (f" of {owner}" if owner else "")
+        return f"--{option} is not an option" + (f" of {owner}" if owner else "")
     value = _VALUE.search(report)
     if value is not None and "Got value" not in text:
         text = f"{text}. Got value: {value[1]}"
@@ -177,10 +179,10 @@ def suggest(name: str, names: Iterable[str]) -> str:
     """Returns " Did you mean X?" for the most similar name, or an empty string.
 
     Args:
-        name: The typed name.
+        name: Name as typed.
         names: Valid names.
     """
-    lower = {each.lower(): each for each in names}
+    lower = {valid.lower(): valid for valid in names}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
     return f" Did you mean {lower[near[0]]}?" if near else ""
 
@@ -190,11 +192,11 @@ def with_options(
 ) -> str:
     """Completes a message about options with their names on the command line.
 
-    A missing option is named as one types it; for an unknown one the most similar option is
+    A missing option is named as it is typed; for an unknown one, the most similar option is
     suggested.
 
     Args:
-        message: Message of :func:`condense`.
+        message: Message from :func:`condense`.
         parser: Parser with the valid options.
         classes: Classes of ``model`` and ``data``, whose arguments are valid options too.
     """
@@ -202,7 +204,7 @@ def with_options(
         typed = {*_options(parser)}
         keys = [key.rpartition(".")[2] for key in missing[1].split(", ")]  # without the verb
         return f"missing: {', '.join(f'--{key}' if f'--{key}' in typed else key for key in keys)}"
-    unknown = re.match(r"--(\S+) is no option", message)
+    unknown = re.match(r"--(\S+) is not an option", message)
     if unknown is None:
         return message
     name = unknown[1].replace("init_args.", "")
@@ -210,10 +212,10 @@ def with_options(
     names = {
         o.lstrip("-").replace("init_args.", "") for o in options if not o.endswith(("+", "help"))
     }
-    names = {each for each in names if not name.startswith(f"{each}.")}
+    names = {option for option in names if not name.startswith(f"{option}.")}
     if name in names:  # an option of another verb
         return message
-    by_last = {each.rpartition(".")[2]: each for each in sorted(names, reverse=True)}
+    by_last = {option.rpartition(".")[2]: option for option in sorted(names, reverse=True)}
     last = name.rpartition(".")[2]
     near = (
         [by_last[last]]
@@ -221,7 +223,7 @@ def with_options(
         else difflib.get_close_matches(name, names, n=1, cutoff=0.8)
     )
     similar = difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)
-    near = near or [by_last[each] for each in similar]
+    near = near or [by_last[option] for option in similar]
     return f"{message}. Did you mean --{near[0]}?" if near else message
 
 
@@ -246,7 +248,7 @@ def check_verb(argv: Sequence[str], verbs: Collection[str], example: str) -> Non
 
 
 def _class_options(classes: Mapping[str, type]) -> Iterator[str]:
-    """Yields the options of classes, each below its key."""
+    """Yields the options of classes, each prefixed with its key."""
     for key, cls in classes.items():
         parser = ArgumentParser()
         parser.add_class_arguments(cls, key)
@@ -254,7 +256,7 @@ def _class_options(classes: Mapping[str, type]) -> Iterator[str]:
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yields the options of a parser and of its verbs."""
+    """Yields the options of a parser and its verbs."""
     yield from parser._option_string_actions
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -277,7 +279,7 @@ def _is_ours(error: BaseException) -> bool:
     if not isinstance(error, ValueError | OSError):
         return False
     if isinstance(error, OSError) and (error.filename is not None or full_disk(error)):
-        return False  # an error of the system, which names a file
+        return False  # a system error, which names a file
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return False
@@ -285,25 +287,26 @@ def _is_ours(error: BaseException) -> bool:
     if frames[-1].name == "__init__" and path.name.startswith("<"):  # generated by dataclasses
         return True
     # a ValueError that C code raises in one of our lines (unpacking, int()) is a bug
-    known = isinstance(error, OSError) or (frames[-1].line or "").startswith("raise")
-    return known and path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[0] in PACKAGES
+    is_user_error = isinstance(error, OSError) or (frames[-1].line or "").startswith("raise")
+    in_project = path.is_relative_to(PROJECT) and path.relative_to(PROJECT).parts[0] in PACKAGES
+    return is_user_error and in_project
 
 
 def _without_worker(message: str) -> str:
-    """Strips the text that torch adds to a message of a DataLoader worker."""
+    """Strips the text that torch adds to a message from a DataLoader worker."""
     if not re.match(r"Caught \w+ in DataLoader worker process", message):
         return message
     return message.rstrip().splitlines()[-1].partition(": ")[2]
 
 
-def of_launcher(error: BaseException) -> bool:
-    """Returns whether Lightning cannot use the environment variables of a launcher."""
+def is_launcher_error(error: BaseException) -> bool:
+    """Returns whether the error is about the environment variables that a launcher sets."""
     frames = traceback.extract_tb(error.__traceback__)[-2:]  # os.environ adds a frame
     return any({"lightning", "environments"} <= {*Path(frame.filename).parts} for frame in frames)
 
 
 def _raised_by(error: BaseException, package: str, *folders: str) -> bool:
-    """Returns whether code of a package, or of one of some folders in it, has raised the error."""
+    """Returns whether the error was raised in a package, or in one of its given ``folders``."""
     frames = traceback.extract_tb(error.__traceback__)
     parts = Path(frames[-1].filename).parts if frames else ()
     return package in parts and (not folders or any(folder in parts for folder in folders))

@@ -32,7 +32,7 @@ tokens of runs that end by epochs are known once their text is prepared (in data
 
 
 def run_configs(folder: Path) -> list[Path]:
-    """Returns the YAML files below a folder that have a model, data and a trainer."""
+    """Returns the YAML files under a folder that have a model, data and a trainer."""
     paths = []
     for path in sorted(folder.rglob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -197,7 +197,7 @@ def main(argv: list[str]) -> int:
         folder = PROJECT / "configs" / folder
     paths = run_configs(folder)
     if not paths:
-        raise UserError(f"folder ({folder}): no YAML file with model, data and trainer is below it")
+        raise UserError(f"folder ({folder}): it contains no YAML file with model, data and trainer")
     rows = []
     for path in paths:
         try:

@@ -130,7 +130,7 @@ class _Rows(ExperimentWriter):
 
 
 def _keep_rows(path: Path, end: int | None) -> None:
-    """Keeps the complete rows of steps before ``end``; a killed process may leave a torn row."""
+    """Keeps the complete rows of steps before ``end``; a killed process may cut one off."""
     if not path.is_file():
         return
     with path.open(newline="") as file:
@@ -180,7 +180,7 @@ class WandbRun(_InRunFolder, WandbLogger):
 class MLFlowRun(_InRunFolder, MLFlowLogger):
     """MLflow: ``mlflow.db`` in trainer.default_root_dir, or the server of ``MLFLOW_TRACKING_URI``.
 
-    A resumed run continues there, too; its id is the tag ``run``.
+    A resumed run also continues there; its id is the tag ``run``.
     """
 
     def __init__(self, root: Path, folder: Path, name: str, run_id: str) -> None:
@@ -222,9 +222,9 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float |
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             inner = name if key == "init_args" else f"{name}.{key}".lstrip(".")
-            yield from _flat(each, inner.removesuffix(".class_path"))
+            yield from _flat(item, inner.removesuffix(".class_path"))
     elif value is not None:
         yield name, value if isinstance(value, bool | int | float | str) else str(value)
 

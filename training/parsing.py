@@ -234,8 +234,8 @@ class CheckpointParsing(LightningCLI):
             names, short = public_classes(package), name.removeprefix(f"{package}.")
             if short.isidentifier() and short not in names and not self._given.packages:
                 raise UserError(
-                    f"{key} ({name}) is no class of {key}.{suggest(short, names)} The classes are "
-                    f"{', '.join(names)}"
+                    f"{key} ({name}) is not a class for {key}.{suggest(short, names)} The "
+                    f"classes are {', '.join(names)}"
                 )
 
     def _classes(self) -> dict[str, type]:

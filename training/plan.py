@@ -252,13 +252,13 @@ def describe_cost(run: PlannedRun, total: float | None, rate: float) -> Iterator
     """Yields the FLOPs of training and validation, and the hours they take."""
     if total is None:
         yield (
-            f"FLOPs: {quantity(count_flops(run, 1.0)[0])} a token; how many tokens is known once "
-            "the text is prepared, or with trainer.max_steps"
+            f"FLOPs: {quantity(count_flops(run, 1.0)[0])} per token; the number of tokens is known "
+            "once the text is prepared, or with trainer.max_steps"
         )
         return
     scored = validation_tokens(run.data, run.trainer, total, row=run.slots, batch=run.batch)
     training, validation = count_flops(run, total, scored or 0.0)
-    text = f"FLOPs: {quantity(training)} of training ({quantity(training / total)} a token)"
+    text = f"FLOPs: {quantity(training)} of training ({quantity(training / total)} per token)"
     if scored is None:
         text += ", validation's FLOPs are known once its text is prepared"
     else:
@@ -311,7 +311,7 @@ def share_parameters(
 ) -> dict[str, float]:
     """Returns the memory of a device with its share of parameters, gradients and moments.
 
-    If FSDP2 gathers block by block, the parameters outside of blocks and two blocks are whole at a
+    If FSDP2 gathers block by block, the parameters outside blocks and two blocks are whole at a
     time, with their gradients; otherwise all parameters are, and at the end of the backward pass
     also their gradients and a buffer of the same size for the reduction.
     """

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from training.errors import LOST_LINE, LOST_PROCESS, UserError, is_agreed, of_launcher
+from training.errors import LOST_LINE, LOST_PROCESS, UserError, is_agreed, is_launcher_error
 
 LAUNCHER = "LATENT_THINKING_LAUNCHER"
 """Environment variable of launched ranks: the process id of rank 0, which started them."""
@@ -40,7 +40,7 @@ def is_later_rank(devices: str) -> bool:
 
 
 def slurm_tasks() -> int:
-    """Returns the number of tasks of the SLURM job step, 1 outside of one.
+    """Returns the number of tasks of the SLURM job step, 1 outside a job.
 
     Raises:
         UserError: If SLURM_NTASKS is not a number.
@@ -89,11 +89,11 @@ def _check_num_processes(
     elif environment is None:
         tasks = slurm_tasks()
         if tasks > 1 and chosen:
-            rank_zero_info(f"SLURM has {tasks} tasks; each trains a run of its own ({options})")
+            rank_zero_info(f"SLURM has {tasks} tasks; each trains a separate run ({options})")
         elif tasks > 1:
             rank_zero_warn(
                 f"SLURM has {tasks} tasks, and --trainer.devices auto is one device here: each "
-                "task trains a run of its own. For one run of all tasks set --trainer.devices to "
+                "task trains a separate run. For one run of all tasks set --trainer.devices to "
                 "the tasks of a node and --trainer.num_nodes; for separate runs, as in a sweep, "
                 "set --trainer.devices 1"
             )
@@ -122,7 +122,7 @@ def _check_port(binds: bool) -> None:
         return
     cure = "set it to a free port, or unset it where --trainer.devices starts the processes"
     if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UserError(f"MASTER_PORT ({port}) is no port from 1 to 65535; {cure}")
+        raise UserError(f"MASTER_PORT ({port}) is not a port from 1 to 65535; {cure}")
     if binds:
         try:
             socket.create_server(("", int(port))).close()
@@ -140,7 +140,7 @@ def code_without_report(error: Exception) -> int | None:
     """
     if is_agreed(error) and int(getattr(rank_zero_only, "rank", 0) or 0):
         return 0
-    if of_launcher(error) and os.environ.get("SLURM_PROCID", "0") != "0":
+    if is_launcher_error(error) and os.environ.get("SLURM_PROCID", "0") != "0":
         return 2
     return None
 
@@ -172,7 +172,7 @@ def await_launched(trainer: L.Trainer, patience: float = 60) -> None:
         if code:
             raise LostRankError(
                 f"process {rank} of the run has failed at its end (exit code {code}); its own "
-                "message stands above"
+                "message is above"
             )
 
 

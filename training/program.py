@@ -1,4 +1,4 @@
-"""Entry point of ``train.py``: dispatch of verbs, and exit codes."""
+"""Entry point of ``train.py``: dispatches verbs and returns exit codes."""
 
 import os
 import shutil
@@ -27,10 +27,11 @@ def main(args: list[str] | None = None) -> int:
 
     The codes are 0 for success; 2 for bad input, 3 for a non-finite loss or gradient, and 4 if
     another process of the run has ended, each reported in one line; 129, 130 or 143 after SIGHUP,
-    Ctrl-C or SIGTERM, with a checkpoint if it was training; 138 after SIGUSR1, requeued by SLURM.
+    Ctrl-C or SIGTERM, with a checkpoint if training was running; and 138 after SIGUSR1, which
+    requeues the SLURM job.
 
     Args:
-        args: The command line, by default ``sys.argv[1:]``.
+        args: The command line. Defaults to ``sys.argv[1:]``.
     """
     argv = sys.argv[1:] if args is None else args
     silence()
@@ -73,14 +74,14 @@ def _execute(argv: list[str]) -> None:
     """Runs a verb, and restarts it if it had to wait for another run."""
     try:
         await_launched(LatentCLI(argv).trainer)
-    except WaitedError:  # the checkpoint may have been replaced meanwhile
+    except WaitedError:  # the checkpoint may have been replaced in the meantime
         _execute(argv)
     finally:
         os.environ.pop(LAUNCHER, None)  # programs started later are not ranks of this run
 
 
 def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:
-    """Returns the exit code of an end that all ranks have agreed on; rank 0 reports it.
+    """Ends a run as all ranks have agreed: rank 0 reports why, and returns the exit code.
 
     The other ranks exit with 0: if one failed, a launcher would kill rank 0 before it has reported.
     """
@@ -98,7 +99,7 @@ def _end_on_all_ranks(stop: AgreedEnd, debug: bool) -> int:
 
 
 def _requeue() -> None:
-    """Requeues the SLURM job, which ``--signal=USR1@SECONDS`` warns with SIGUSR1."""
+    """Requeues the SLURM job after the SIGUSR1 that ``--signal=USR1@SECONDS`` asked for."""
     job, command = os.environ.get("SLURM_JOB_ID"), shutil.which("scontrol")
     if job is not None and command is not None:
         subprocess.run([command, "requeue", job], check=False)

@@ -41,7 +41,7 @@ def hold(run_place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
 
 
 def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits: bool) -> None:
-    """Locks the checkpoint folders of a training, see :func:`hold_folder`.
+    """Locks the checkpoint folders of a run, see :func:`hold_folder`.
 
     Services such as W&B give each run a folder with a new name, which is still unknown.
     """
@@ -81,7 +81,7 @@ def hold_folder(folder: Path, at_end: contextlib.ExitStack, *, key: str, waits: 
         if error.errno not in _NO_LOCKS:
             raise
         rank_zero_warn(
-            f"{folder} lies on a file system without locks ({error.strerror}): see to it that no "
+            f"{folder} lies on a file system without locks ({error.strerror}): make sure that no "
             "other process trains the same run"
         )
     at_end.callback(_free, lock, folder)
@@ -107,8 +107,8 @@ def _acquire(lock: FileLock, folder: Path, key: str, *, waits: bool) -> None:
         lock.acquire(timeout=PATIENCE)
     except Timeout as error:
         raise UserError(
-            f"ckpt_path: another process trains the run in {folder}; wait for its end, or begin a "
-            "run of its own from the path of the checkpoint"
+            f"ckpt_path: another process trains the run in {folder}; wait until it ends, or start "
+            "a separate run from the path of the checkpoint"
         ) from error
     lock.release()
     raise WaitedError

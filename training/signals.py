@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C in a process with workers, and filters for messages of other libraries."""
+"""Handling of Ctrl-C in a process with workers, and filters for messages from other libraries."""
 
 import logging
 import os
@@ -63,7 +63,7 @@ ADVERTISEMENT = " Tip: For seamless"
 
 
 def silence() -> None:
-    """Filters messages of other libraries that do not help users of ``train.py``."""
+    """Filters messages from other libraries that do not help users of ``train.py``."""
     for pattern in UNHELPFUL_WARNINGS:
         warnings.filterwarnings("ignore", message=pattern)
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")

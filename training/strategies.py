@@ -23,11 +23,11 @@ class FullySharded(ModelParallelStrategy):
 
     Args:
         shard_size: Number of processes that share one copy of the parameters, such as the 8 devices
-            of a node. Groups of that size are replicas of each other (HSDP). Null for all.
+            of a node. Groups of that size are replicas of each other (HSDP). Null means all.
         process_group_backend: ``nccl`` or ``gloo``. Null chooses by the device.
         sharded_checkpoints: If false, rank 0 writes the whole checkpoint in one file. If true,
             every rank writes its part into a folder next to the file. With ``in_background``,
-            threads write the parts while training goes on with the next step.
+            threads write the parts while training continues with the next step.
         gathers_in_bf16: Whether, under the precision ``bf16-mixed``, parameters of methods that
             gather block by block are gathered and computed with in bfloat16, by FSDP2's
             ``MixedPrecisionPolicy``: half the bytes, and residual streams in bfloat16. If false,
@@ -153,7 +153,7 @@ def count_sharing(strategy: Any, devices: int) -> int:
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if name in OTHER_SHARDING or name.startswith(("fsdp", "deepspeed")):
         raise UserError(
-            f"trainer.strategy ({name}): parameters are sharded by training.FullySharded alone "
+            f"trainer.strategy ({name}): parameters are sharded by training.FullySharded only "
             "(configs/trainer/fsdp.yaml)"
         )
     size = 1

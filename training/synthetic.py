@@ -13,7 +13,7 @@ from lightning_models.thinking_states.architectures import KNOWN
 SENTENCE_SLOTS, MARKERS = 27, 2
 """Positions of a typical sentence (Thought Gestalt, section 2.2), including BOS and EOS."""
 ANSWER, STEPS = 16, 8
-"""Number of tokens of an answer, and of reasoning steps, per question."""
+"""Numbers of answer tokens and reasoning steps per question."""
 WORDING = {"answer_prefix": (1, 2, 3, 4), "step_separator": (5,)}
 FIRST_TOKEN = 7
 """Lowest id of random text; lower ids are special tokens of questions."""

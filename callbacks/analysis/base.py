@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, ones_like
 
 from callbacks.analysis.report import AnalysisReport, as_tiles, say_step
-from callbacks.hooks import EvaluationHooks, check_least, gather
+from callbacks.hooks import EvaluationHooks, check_minimum, gather
 from callbacks.logging import log_details, log_images, log_text
 from callbacks.random_state import undisturbed
 from callbacks.trainer_state import tokenizer_of
@@ -43,7 +43,7 @@ class Recorder:
         self._records: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
     def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the recording functions, by the name of the statistic."""
+        """Returns the recording functions by name of the statistic."""
         return {name: partial(self._take, name) for name in self._records}
 
     def _take(self, name: str, **values: Any) -> None:
@@ -73,20 +73,20 @@ class Findings:
     def add(
         self, name: str, lines: pd.DataFrame | Mapping[str, Any] | list[dict[str, Any]]
     ) -> None:
-        """Adds lines to the table of that name."""
+        """Adds rows to the table of that name."""
         self._parts[name].append(pd.DataFrame(lines))
 
     def append(self, other: "Findings") -> None:
-        """Appends all lines of other tables."""
+        """Appends all rows of other tables."""
         for name, parts in other._parts.items():
             self._parts[name] += parts
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Returns the tables with at least one line, by name."""
+        """Returns the tables with at least one row, by name."""
         return {name: self[name] for name in self._parts if name in self}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """Returns the table of that name, empty if no lines were added."""
+        """Returns the table of that name, empty if no rows were added."""
         added = self._parts.get(name, [])
         parts = [part for part in added if len(part)]
         if len(parts) > 1:  # concatenated once
@@ -95,7 +95,7 @@ class Findings:
 
 
 class Analysis(EvaluationHooks, ABC):
-    """Analyses the first batches of every n-th validation of a training, and of standalone ones.
+    """Analyses the first batches of every n-th validation during training, and of standalone ones.
 
     Tests are analysed too if ``of_tests`` is set. An analysis collects tables from batches
     (``_collect``) and makes one report of the tables of all ranks (``_report``), which is written
@@ -103,10 +103,10 @@ class Analysis(EvaluationHooks, ABC):
     which is expensive (``_sweeps``). Checkpoints hold the number of past validations.
 
     Args:
-        every_n_validations: Analyse every n-th validation of a training. If 0, none of them.
+        every_n_validations: Analyse every n-th validation during training. If 0, none of them.
         num_batches: Number of batches of a validation to analyse.
         output: Folder of the files. If null, the folder ``tag`` in the run's log folder.
-        sweep_every_n_validations: Sweep over settings at every n-th analysed validation of a
+        sweep_every_n_validations: Sweep over settings at every n-th analysed validation during
             training. If 0, at none of them. Standalone validations always sweep.
 
     Raises:
@@ -130,9 +130,9 @@ class Analysis(EvaluationHooks, ABC):
         output: str | None = None,
         sweep_every_n_validations: int = 0,
     ) -> None:
-        check_least("num_batches", num_batches, 1)
-        check_least("every_n_validations", every_n_validations, 0)
-        check_least("sweep_every_n_validations", sweep_every_n_validations, 0)
+        check_minimum("num_batches", num_batches, 1)
+        check_minimum("every_n_validations", every_n_validations, 0)
+        check_minimum("sweep_every_n_validations", sweep_every_n_validations, 0)
         self.every_n_validations = every_n_validations
         self.num_batches = num_batches
         self.output = output
@@ -245,8 +245,8 @@ class Analysis(EvaluationHooks, ABC):
         if collected is None:
             return
         findings = Findings()
-        for each in gather(collected):
-            findings.append(each)
+        for part in gather(collected):
+            findings.append(part)
         if trainer.is_global_zero and findings:
             stage = "test" if trainer.state.fn == "test" else "val"
             report = self._report(trainer, pl_module, findings)
@@ -255,7 +255,7 @@ class Analysis(EvaluationHooks, ABC):
     # ---- schedule
 
     def _is_turn(self, trainer: L.Trainer, every: int) -> bool:
-        """Returns whether this validation is an ``every``-th one of a training, or standalone."""
+        """Returns whether this validation is an ``every``-th one during training, or standalone."""
         if trainer.state.fn != "fit":
             return True
         return bool(every) and (self._validations + 1) % every == 0
@@ -271,7 +271,7 @@ class Analysis(EvaluationHooks, ABC):
     # ---- output
 
     def _publish(self, trainer: L.Trainer, report: AnalysisReport, prefix: str) -> None:
-        """Writes the files of a report, and logs it; a full disk does not end the training."""
+        """Writes the files of a report, and logs it; a full disk does not end training."""
         drawn = report.drawn()
         for figure in drawn.values():
             say_step(figure, self._step(trainer))

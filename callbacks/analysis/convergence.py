@@ -1,6 +1,6 @@
 """Convergence of parallel (Jacobi) iterations to the result of sequential inference.
 
-That is Fig. 8 of *PonderLM-3* (arXiv 2603.02023); ``StepAllocation`` reports it.
+``StepAllocation`` reports it as Fig. 8 of *PonderLM-3* (arXiv 2603.02023).
 """
 
 import contextlib
@@ -18,23 +18,22 @@ from callbacks.analysis.report import BLUE, GREY, ORANGE, Tables, draw_lines, fi
 from callbacks.dials import dialled, has_dial
 
 NOISE = 32.0
-"""Size of rounding errors, in units in the last place of a typical state."""
+"""Assumed rounding error, in units in the last place of a typical state."""
 TF32_EPS = 2.0**-10
-LEAST_POINTS = 3
-"""Minimum number of points for the fit of an exponential, which passes through any two."""
+MIN_POINTS = 3
+"""Minimum number of points for fitting an exponential, which passes through any two."""
 
 
 def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd.DataFrame:
-    """Returns the distance of iterations 0..``iterations`` to sequential inference (Fig. 8).
+    """Returns the distance from iterations 0..``iterations`` to sequential inference (Fig. 8).
 
-    No slot is skipped: ``tau``, if there is one, is set to 0. All slots have states, slot 0 too.
-    Rows should be few and short, as sequential inference is slow.
+    No slot is skipped: ``tau``, if the model has it, is set to 0. Every slot has a state, including
+    slot 0. Rows should be few and short, as sequential inference is slow.
 
     Returns:
-        A line for each ``iteration`` n with the ``squares`` of h^(n) - h*, and ``fixed`` of h*,
-        summed over the ``number`` of coordinates of real tokens and slots, and ``eps`` of the
-        arithmetic; no lines for a model without both modes of inference, or without recorded
-        states.
+        One row per ``iteration`` n: the sums ``squares`` of (h^(n) - h*)^2 and ``fixed`` of h*^2,
+        over the coordinates of real tokens and slots; their ``number``; and ``eps``, the machine
+        epsilon. Empty for a model without both modes of inference or without recorded states.
     """
     if not (has_dial(model, "inference") and has_dial(model, "eval_iterations")):
         return pd.DataFrame()
@@ -44,13 +43,13 @@ def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd
     common: dict[str, float] = {}
 
     def take(*, states: Tensor, **_: Any) -> None:
-        """Records the sequential states (B, T, D), the fixed point of the iteration."""
+        """Records the sequential states (B, T, D), the fixed point of the iterations."""
         fixed.append(states.detach().cpu().double()[mask])
         squares = float(fixed[0].square().sum())
         common.update(fixed=squares, number=fixed[0].numel(), eps=_eps(states))
 
     def compare(*, states: Tensor, iteration: int, **_: Any) -> None:
-        """Adds the squared distance of one iteration's states to the fixed point."""
+        """Adds the squared distance from the states of an iteration to the fixed point."""
         distance = states.detach().cpu().double()[mask] - fixed[0]
         lines.append({"iteration": iteration, "squares": float(distance.square().sum()), **common})
 
@@ -64,7 +63,7 @@ def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd
 
 @contextlib.contextmanager
 def _settings(model: Any, **values: Any) -> Iterator[None]:
-    """Sets values of the configuration within the context, with early stopping off."""
+    """Sets configuration values within the context, with early exits off."""
     if has_dial(model, "tau"):
         values["tau"] = 0.0
     with contextlib.ExitStack() as stack:
@@ -74,7 +73,7 @@ def _settings(model: Any, **values: Any) -> Iterator[None]:
 
 
 def _eps(states: Tensor) -> float:
-    """Returns the machine epsilon of the arithmetic of states, within its autocast context."""
+    """Returns the machine epsilon of the arithmetic that computes states, autocast included."""
     device_type = states.device.type
     dtypes = [states.dtype]
     if torch.is_autocast_enabled(device_type):
@@ -85,24 +84,24 @@ def _eps(states: Tensor) -> float:
 
 
 class IterationFit(NamedTuple):
-    """``start * rate^n``, fitted to the RMSE of iteration n by least squares of its logarithm."""
+    """``start * rate^n``, fitted to the RMSE of iteration n by least squares on a log scale."""
 
     start: float
     rate: float
-    """L, the factor of the RMSE at each iteration; the iteration converges if it is below 1."""
+    """L, by which each iteration multiplies the RMSE; below 1 the iterations converge."""
     r2: float
     """Coefficient of determination of log RMSE, at most 1; nan if all values are equal."""
     points: int
-    """Number of fitted iterations, from 0."""
+    """Number of fitted iterations, from iteration 0."""
 
 
 def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
-    """Returns sqrt(mean (h^(n) - h*)^2) for n = 0, 1, ..., and the size of rounding errors.
+    """Returns sqrt(mean (h^(n) - h*)^2) for n = 0, 1, ..., and the rounding error.
 
     NOTE(paper): the mean is over all tokens, slots and coordinates; Appendix B does not define its
     "average RMSE".
 
-    ``lines`` come from ``collect_iterations``; lines of several ranks are summed.
+    ``lines`` are rows from ``collect_iterations``; rows from several ranks are summed.
     """
     if not len(lines):
         return np.empty(0), 0.0
@@ -112,12 +111,12 @@ def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
 
 
 def fit_iterations(rmse: np.ndarray, noise: float) -> IterationFit | None:
-    """Fits an exponential to the iterations before the first one within the noise.
+    """Fits an exponential to the iterations before the RMSE first reaches the noise.
 
-    Returns None for fewer than ``LEAST_POINTS`` of them.
+    Returns None if there are fewer than ``MIN_POINTS`` of them.
     """
     points = next((n for n, value in enumerate(rmse) if not value > noise), len(rmse))
-    if points < LEAST_POINTS:
+    if points < MIN_POINTS:
         return None
     x, y = np.arange(points, dtype=float), np.log(rmse[:points])
     slope, constant = map(float, np.polyfit(x, y, 1))
@@ -127,10 +126,10 @@ def fit_iterations(rmse: np.ndarray, noise: float) -> IterationFit | None:
 
 
 def convergence(rmse: np.ndarray, fit: IterationFit | None) -> pd.DataFrame:
-    """Returns a table with a line for each Jacobi iteration (Fig. 8).
+    """Returns a table with one row per Jacobi iteration (Fig. 8).
 
-    The columns are ``rmse`` to the fixed point, ``fit``, the value of the exponential, and
-    ``fitted``, 1 for points of the fit.
+    The columns are ``rmse``, the distance to the fixed point, ``fit``, the value of the
+    exponential, and ``fitted``, 1 for the points that were fitted.
     """
     n = np.arange(len(rmse))
     fitted, points = np.full(len(rmse), math.nan), 0
@@ -141,11 +140,11 @@ def convergence(rmse: np.ndarray, fit: IterationFit | None) -> pd.DataFrame:
 
 
 def convergence_figure(tables: Tables, noise: float = 0.0) -> Any:
-    """Draws the distance of Jacobi iterations to the fixed point (Fig. 8).
+    """Draws the distance from Jacobi iterations to the fixed point (Fig. 8).
 
     Args:
-        tables: Tables with ``convergence``.
-        noise: Size of rounding errors, see ``rmse_by_iteration``; 0 draws no line for it.
+        tables: Tables, including ``convergence``.
+        noise: Rounding error from ``rmse_by_iteration``. If 0, no line is drawn for it.
     """
     table = tables["convergence"]
     fitted = table[table["fitted"] == 1]

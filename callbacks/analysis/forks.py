@@ -1,4 +1,4 @@
-"""Analysis of forks and their use (Thoughtbubbles, arXiv 2510.00219).
+"""Analysis of forks and how they are used (Thoughtbubbles, arXiv 2510.00219).
 
 =============================================  =====================================================
 paper                                          code
@@ -44,7 +44,7 @@ from callbacks.analysis.report import (
     shades,
 )
 from callbacks.analysis.token_text import pieces, short_label
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 from callbacks.trainer_state import tokenizer_of
 
 MEASURES = {
@@ -58,43 +58,43 @@ MEASURES = {
     "score_originals": "mean P of originals",
     "score_forks": "mean P of forks",
     "budget_use": "streams as a share of kappa",
-    "attention_self": "attention of forked tokens' originals to themselves, per key",
-    "attention_own_forks": "their attention to the token's own forks, per key",
+    "attention_self": "attention of originals of forked tokens to themselves, per key",
+    "attention_own_forks": "their attention to forks of the same token, per key",
     "attention_others": "their attention to other tokens' streams, per key",
 }
-"""Measures of every fork layer, in the order of the report."""
+"""Measures reported for each fork layer, in order."""
 
 WINDOW = 4
 """Length of a window in tokens, as in the paper."""
-MOST_WEIGHTS = 1 << 26
-"""Maximum number of attention weights of a layer in memory, which limits the rows of a batch."""
+MAX_WEIGHTS = 1 << 26
+"""Maximum number of attention weights per layer in memory, which limits the rows per batch."""
 STREAMS = 4
-"""Assumed number of streams of a token for this limit."""
-MOST_POINTS = 4000  # of a scatter plot
-LINE_TOKENS, LINES = 16, 6  # of the map of tokens
-LEAST_TOKENS = 10  # minimum width of the map, for its heading
-TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # in inches, of a token and of the names of fork layers
+"""Number of streams per token that this limit assumes."""
+MAX_POINTS = 4000  # in a scatter plot
+LINE_TOKENS, LINES = 16, 6  # in the map of tokens
+MIN_TOKENS = 10  # minimum width of the map, so that its heading fits
+TOKEN_WIDTH, NAME_WIDTH = 0.273, 0.9  # in inches: a token, and the names of fork layers
 
 
 class ForkAnalysis(Analysis):
     """Analyses where a model forks, and how it uses its forks.
 
-    It scores the first batches of a validation or test once more and reports, by fork layer
-    (numbered from 1), the number of streams of tokens (Fig. 7 of arXiv 2510.00219), the survival
-    and the scores of forks, the use of the budget, and the attention of originals to their forks
-    (Fig. 5); and forks against the entropy of the output in windows of 4 tokens, with a fitted
-    parabola (Fig. 4).
+    It scores the first batches of a validation or test again. For each fork layer (numbered from 1)
+    it reports the number of streams per token (Fig. 7 of arXiv 2510.00219), the survival and scores
+    of forks, the share of the budget in use, and the attention of originals to their forks (Fig.
+    5). It also plots forks against output entropy in windows of 4 tokens, with a fitted parabola
+    (Fig. 4).
 
     Scalars are ``forks/...``, see ``fork_report``; files are in ``fork_analysis``.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verbs validate and test.
-        reference_ckpt: Checkpoint of another model of any method, trained with the same tokenizer.
-            Forks are also plotted against its entropies. Null for none.
-        shown_rows: Number of rows of text that ``tokens`` shows token by token.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verbs validate and test.
+        reference_ckpt: Checkpoint of another model, of any method, trained with the same tokenizer.
+            Forks are also plotted against its entropies. Null means no reference.
+        shown_rows: Number of rows of text that ``tokens`` lists token by token.
         attention: Whether to analyse attention weights, which needs the slow attention backend.
     """
 
@@ -112,7 +112,7 @@ class ForkAnalysis(Analysis):
         attention: bool = True,
     ) -> None:
         super().__init__(every_n_validations, num_batches)
-        check_least("shown_rows", shown_rows, 0)
+        check_minimum("shown_rows", shown_rows, 0)
         self.reference_ckpt = reference_ckpt
         self.shown_rows = shown_rows
         self.attention = attention
@@ -128,8 +128,8 @@ class ForkAnalysis(Analysis):
         ours, theirs = pl_module.config.vocab_size, reference.config.vocab_size
         if ours != theirs:
             raise ValueError(
-                f"reference_ckpt ({self.reference_ckpt}) has a vocabulary of {theirs}, the model "
-                f"one of {ours}; take a checkpoint that was trained with the same tokenizer"
+                f"reference_ckpt ({self.reference_ckpt}) has a vocabulary of {theirs}, but the "
+                f"model has {ours}; use a checkpoint trained with the same tokenizer"
             )
         return reference
 
@@ -156,7 +156,7 @@ class ForkAnalysis(Analysis):
         if not self.attention:
             return len(tokens)
         weights = pl_module.config.num_heads * (STREAMS * tokens[0].numel()) ** 2
-        return max(1, MOST_WEIGHTS // weights)
+        return max(1, MAX_WEIGHTS // weights)
 
     @contextmanager
     def _reference_on(self, device: torch.device) -> Iterator[None]:
@@ -200,7 +200,7 @@ class ForkAnalysis(Analysis):
 
 
 class ForkRecorder:
-    """Reduces the records of one pass to sums by fork layer and values by token.
+    """Reduces the records of one pass to sums per fork layer and values per token.
 
     Args:
         attention: Whether to record attention, for which the network runs on the slow backend.
@@ -208,7 +208,7 @@ class ForkRecorder:
 
     def __init__(self, attention: bool = True) -> None:
         self.sums: list[dict[str, Any]] = []
-        """Lines with ``layer`` (1-based), ``measure``, ``total`` and ``count``."""
+        """Rows with ``layer`` (1-based), ``measure``, ``total`` and ``count``."""
         self._attention = attention
         self._latest: Any = None
         self._layer = 0
@@ -222,7 +222,7 @@ class ForkRecorder:
         return self._latest is not None
 
     def consumers(self) -> dict[str, Callable[..., None]]:
-        """Returns the recording functions, by the name of the statistic."""
+        """Returns the recording functions by name of the statistic."""
         consumers: dict[str, Callable[..., None]] = {"fork": self.fork, "entropy": self.entropy}
         return consumers | ({"attention": self.attention} if self._attention else {})
 
@@ -236,15 +236,16 @@ class ForkRecorder:
         is_fork: Tensor,
         budgets: Tensor | None = None,
     ) -> None:
-        """Records the decision of a fork layer.
+        """Records the decisions of a fork layer.
 
         Args:
             ordinal: Index of the fork layer, from 0.
-            before: Streams before it, with ``token``, ``original``, ``real`` (B, N).
-            after: Streams after it, also with ``log_p``, ``token``, ``count``, ``num_tokens``.
+            before: Streams before the layer, with ``token``, ``original``, ``real`` (B, N).
+            after: Streams after the layer, also with ``log_p``, ``token``, ``count``,
+                ``num_tokens``.
             parent: int64 (B, N'), indices into ``before``.
             is_fork: bool (B, N'), whether a stream is new.
-            budgets: int64 (B,), kappa of each row, or None without a budget.
+            budgets: int64 (B,), kappa of each row. None if there is no budget.
         """
         self._latest, self._layer = after, ordinal + 1
         self._streams.append(_by_token(after, after.count, after.original))
@@ -278,8 +279,8 @@ class ForkRecorder:
     def attention(self, *, weights: Tensor) -> None:
         """Accumulates means of attention weights (B, H, N, N) (Fig. 5).
 
-        They are over queries that are originals of forked tokens, after the first fork layer, and
-        over heads, the layers up to the next fork layer, and a query's keys.
+        The queries are the originals of forked tokens, after the first fork layer. Means are also
+        taken over heads, over the layers up to the next fork layer, and over the keys of a query.
         """
         streams = self._latest
         if streams is None or weights.shape[2:] != 2 * streams.token.shape[1:]:
@@ -303,12 +304,12 @@ class ForkRecorder:
         self._entropy = entropy.detach()
 
     def tokens(self, batch: dict[str, Any]) -> pd.DataFrame:
-        """Returns a table with a line for each real token of the scored batch.
+        """Returns a table with one row per real token of the scored batch.
 
-        The columns are ``place`` within its row, from 0; ``id``; ``streams_layer<l>``, the streams
-        of the token after each fork layer, at least 1; after the last one ``score_original``, P of
-        the original, and ``score_forks``, the mean P of its forks, nan without any; ``entropy`` of
-        the output in nats.
+        The columns are ``place``, the index within the row; ``id``; ``streams_layer<l>``, the
+        number of streams after fork layer l, at least 1; ``score_original``, P of the original, and
+        ``score_forks``, the mean P of its forks (nan if it has none), both after the last fork
+        layer; and ``entropy`` of the output in nats.
 
         The batch has ``tokens`` (B, T), and ``mask`` if rows are padded.
         """
@@ -328,10 +329,10 @@ class ForkRecorder:
         return pd.DataFrame({"place": position, "id": ids, **chosen})
 
     def fates(self, batch: dict[str, Any]) -> pd.DataFrame:
-        """Returns a table of the forks of each real token, at each fork layer l.
+        """Returns a table of the forks of each real token at each fork layer l.
 
-        The columns are ``created_layer<l>``, new forks, ``kept_layer<l>`` and
-        ``deleted_layer<l>``, older forks that survive the layer or do not.
+        The columns count new forks, ``created_layer<l>``, and older forks that survive the layer,
+        ``kept_layer<l>``, or do not, ``deleted_layer<l>``.
 
         The batch has ``tokens`` (B, T), and ``mask`` if rows are padded.
         """
@@ -351,7 +352,7 @@ def _kept(before: Any, after: Any, parent: Tensor, is_fork: Tensor) -> Tensor:
 
 
 def _by_token(streams: Any, values: Tensor, chosen: Tensor) -> Tensor:
-    """Sums the values (B, N) of each token's chosen streams, to (B, T)."""
+    """Sums the values (B, N) of each token's chosen streams into (B, T)."""
     out = values.new_zeros(len(values), streams.num_tokens + 1)  # the last column is for padding
     return out.scatter_add(1, streams.token, values * chosen)[:, :-1]
 
@@ -360,9 +361,9 @@ def _by_token(streams: Any, values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def measures_by_layer(sums: pd.DataFrame) -> pd.DataFrame:
-    """Returns the means named in ``MEASURES``, a line for each fork layer; nan without a count.
+    """Returns the means named in ``MEASURES``, one row per fork layer; nan if the count is 0.
 
-    ``sums`` come from ``ForkRecorder``.
+    ``sums`` comes from ``ForkRecorder``.
     """
     grouped = sums.groupby(["layer", "measure"])[["total", "count"]].sum()
     means = (grouped["total"] / grouped["count"].where(grouped["count"] != 0)).unstack("measure")
@@ -388,13 +389,13 @@ def with_rows(tokens: pd.DataFrame) -> pd.DataFrame:
 def windows(tokens: pd.DataFrame) -> pd.DataFrame:
     """Returns means over complete windows of ``WINDOW`` tokens.
 
-    The columns are ``entropy`` of the output in nats, and ``reference_entropy`` with a reference;
-    ``forks`` of a token after the last fork layer; ``normalised``, forks as a multiple of their
-    mean over all windows, 0 without forks.
+    The columns are ``entropy`` of the output in nats; ``reference_entropy`` if there is a
+    reference; ``forks``, the number per token after the last fork layer; and ``normalised``, forks
+    divided by their mean over all windows, or 0 if there are none.
 
     NOTE(paper): Fig. 4 does not define the normalisation of its forks.
 
-    ``tokens`` come from ``with_rows``.
+    ``tokens`` comes from ``with_rows``.
     """
     entropies = [name for name in ("entropy", "reference_entropy") if name in tokens]
     forks = tokens.filter(like="streams_layer").iloc[:, -1] - 1
@@ -409,8 +410,8 @@ def fit_parabola(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Fits ``curvature x^2 + slope x + constant`` by least squares.
 
     Returns:
-        These three, ``r2`` (coefficient of determination, at most 1) and ``vertex`` (x of the
-        extremum; nan for a line); empty for fewer than three distinct x, or for constant y.
+        The three coefficients, ``r2`` (coefficient of determination, at most 1) and ``vertex`` (x
+        of the extremum, nan for a line). Empty for fewer than three distinct x, or constant y.
     """
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
@@ -428,7 +429,7 @@ def fit_parabola(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 def fits_of(means: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Fits parabolas of forks against the entropies in ``windows``, by column."""
+    """Fits a parabola of forks against each entropy column of ``windows``."""
     names = [name for name in ("entropy", "reference_entropy") if name in means]
     forks = means["normalised"].to_numpy()
     return {name: fit_parabola(means[name].to_numpy(), forks) for name in names}
@@ -438,10 +439,10 @@ def fork_report(findings: Findings, tokenizer: Any, shown_rows: int) -> Analysis
     """Returns the report of an analysis.
 
     Scalars are ``forks/per_token`` and ``forks/budget_use`` after the last fork layer,
-    ``forks/layer<l>/<measure>``, and for ``entropy`` and ``reference_entropy`` its mean and the
-    parabola: ``forks/entropy/curvature``.
+    ``forks/layer<l>/<measure>``, and the mean and the parabola of ``entropy`` and
+    ``reference_entropy``, such as ``forks/entropy/curvature``.
 
-    Findings are ``layers`` and ``tokens``; without a tokenizer there is no text.
+    Findings are ``layers`` and ``tokens``. Without a tokenizer, no text is shown.
     """
     measures, tokens = measures_by_layer(findings["layers"]), with_rows(findings["tokens"])
     means = windows(tokens)
@@ -505,18 +506,18 @@ def entropy_figure(tables: Tables) -> Any:
 
 
 def _scatter(ax: Any, x: np.ndarray, y: np.ndarray) -> None:
-    """Draws every window (or an evenly spaced part of them) and means over tenths of them."""
-    step = -(-len(x) // MOST_POINTS) or 1
+    """Draws the windows (or an evenly spaced subset) and their means by decile of x."""
+    step = -(-len(x) // MAX_POINTS) or 1
     ax.scatter(x[::step], y[::step], s=7, alpha=0.35, color=GREY, linewidths=0, label="windows")
-    tenths = [part for part in np.array_split(np.argsort(x), 10) if len(part)]
+    deciles = [part for part in np.array_split(np.argsort(x), 10) if len(part)]
     ax.errorbar(
-        [x[part].mean() for part in tenths],
-        [y[part].mean() for part in tenths],
-        yerr=[y[part].std() / len(part) ** 0.5 for part in tenths],
+        [x[part].mean() for part in deciles],
+        [y[part].mean() for part in deciles],
+        yerr=[y[part].std() / len(part) ** 0.5 for part in deciles],
         fmt="o",
         markersize=4.5,
         color=BLUE,
-        label="means of tenths, with standard error",
+        label="decile means with standard error",
         zorder=3,
     )
 
@@ -530,7 +531,7 @@ def tokens_figure(tables: Tables) -> Any:
     labels = [short_label(text) for text in row["text"]]
     layers, most = len(streams), int(streams.max())
     starts = range(0, len(row), LINE_TOKENS)
-    columns = max(LEAST_TOKENS, min(len(row), LINE_TOKENS))
+    columns = max(MIN_TOKENS, min(len(row), LINE_TOKENS))
     width = NAME_WIDTH + TOKEN_WIDTH * columns
     figure, axes = panels(width, (0.9 + 0.3 * layers) * len(starts) + 0.4, 1, len(starts))
     for ax, start in zip(axes, starts, strict=True):
@@ -549,14 +550,14 @@ def tokens_figure(tables: Tables) -> Any:
 
 
 def layers_figure(tables: Tables) -> Any:
-    """Draws streams per token, fates of forks, scores and attention (Fig. 5) by fork layer."""
+    """Draws streams per token, fate of forks, scores and attention (Fig. 5) by fork layer."""
     measures = tables["layers"]
     attention = measures["attention_self"].notna().any()
     figure, parts = panels(14 if attention else 11, 3.6, 4 if attention else 3)
     shares = tables["streams"].pivot(index="streams", columns="layer", values="share").fillna(0)
     colors = zip(shares, shades(len(shares.columns)), strict=True)
     named = {layer: (f"fork layer {layer}", color) for layer, color in colors}
-    if named:  # empty if rows are padding only
+    if named:  # empty if rows contain only padding
         draw_bars(parts[0], shares.reset_index(), "streams", named)
     parts[0].set_title("share of tokens", fontsize=10)
     finish(parts[0], "streams of a token", whole=True)
@@ -582,7 +583,7 @@ def layers_figure(tables: Tables) -> Any:
 
 
 def _log_points(ax: Any, measures: pd.DataFrame, shown: Shown, title: str) -> None:
-    """Draws a line for each measure on a logarithmic scale: scores and attention span decades."""
+    """Draws each measure on a logarithmic scale, as scores and attention span many decades."""
     values = measures[list(shown)].where(lambda table: table > 0)
     for name, (label, color) in shown.items():
         ax.plot(measures["layer"], values[name], "o-", color=color, label=label)

@@ -1,4 +1,4 @@
-"""Analysis of a memory of sentences (Thought Gestalt).
+"""Analysis of the sentence memory (Thought Gestalt).
 
 The paper is *Modeling Language as a Sequence of Thoughts* (Borazjanizadeh and McClelland).
 
@@ -41,11 +41,11 @@ from callbacks.analysis.report import (
     scalars_of,
     shades,
 )
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 from callbacks.trainer_state import log_interval
 
-USUAL_MEMORY = 40
-"""Assumed number of sentences in a memory of unknown size."""
+DEFAULT_MEMORY_SIZE = 40
+"""Number of sentences that is assumed if the size of the memory is unknown."""
 
 SHOWN_COMPONENTS = {
     "self_attention": ("within-sentence self-attention", BLUE),
@@ -64,41 +64,41 @@ COMPONENTS = {
 blocks one norm feeds both attentions and counts as self-attention."""
 
 LayerPart = tuple[int, str]
-"""A layer (1-based) and a component of it."""
+"""A layer (1-based) and one of its components."""
 
 _GATE = re.compile(r"(?:^|\.)blocks\.(\d+)\.memory_attention\.gate$")
 _SUBLAYER = re.compile(r"(?:^|\.)blocks\.(\d+)\.(\w+)\.")
 
 
 class GateAnalysis(Analysis):
-    """Analyses how a model learns to use its memory of sentences (Thought Gestalt).
+    """Analyses how a model learns to use its sentence memory (Thought Gestalt).
 
     Every few optimiser steps it records the gate g_mem of every layer that reads memory, after the
     step (``gate/layer_<l>``, Fig. 7 of *Modeling Language as a Sequence of Thoughts*), and the
-    share of the gradient, before clipping, of self-attention, memory cross-attention and
-    feed-forward layers (``gradient_share/<component>``, Fig. 8; defined in ``shares``).
+    share of the unclipped gradient in self-attention, memory cross-attention and feed-forward
+    layers (``gradient_share/<component>``, Fig. 8; defined in ``shares``).
 
     After validations, on a few long streams of the first batches, it measures how strongly the loss
-    of a sentence depends on the vectors of earlier ones, by age and beyond the size of the memory
-    (``gradient_reach/...``, Fig. 6 as numbers), and the ages at which each layer attends
+    of a sentence depends on earlier sentence vectors, by age and beyond the size of the memory
+    (``gradient_reach/...``, Fig. 6 in numbers), and the ages that each layer attends to
     (``memory_attention/...``).
 
-    Files are in ``gate_analysis``. Files about the training so far have no step in their names;
-    their rows are part of checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up
-    to that step. ``callbacks.analysis`` describes what all analyses share.
+    Files are in ``gate_analysis``. Files about the whole run have no step in their names; their
+    rows are saved in checkpoints, so ``validate --ckpt_path best.ckpt`` draws Figs. 7 and 8 up to
+    that step. ``callbacks.analysis`` describes what all analyses share.
 
     Args:
         output: Folder of the files. If null, ``gate_analysis`` in the run's log folder.
         every_n_steps: Optimiser steps between measurements of gates and gradient shares. Null means
-            trainer.log_every_n_steps, 0 no measurements.
+            trainer.log_every_n_steps; 0 turns them off.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
-        max_sentences: Maximum number of sentences of a document, from its first, whose graphs are
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
+        max_sentences: Maximum number of sentences, from the first of a document, whose graphs are
             in memory at once. Null means one more than twice the memory size, for ages up to 2 M.
-        max_streams: Maximum number of documents of a batch; the longest ones are taken.
-        probes: Number of sentences, evenly spread over the second half of the longest document,
-            whose losses are differentiated; each costs a backward pass.
+        max_streams: Maximum number of documents per batch; the longest are kept.
+        probes: Number of sentences whose losses are differentiated, evenly spaced in the second
+            half of the longest document. Each costs a backward pass.
     """
 
     tag = "gate_analysis"
@@ -117,10 +117,10 @@ class GateAnalysis(Analysis):
         probes: int = 4,
     ) -> None:
         super().__init__(every_n_validations, num_batches, output)
-        check_least("every_n_steps", every_n_steps, 0)
-        check_least("max_sentences", max_sentences, 2)
-        check_least("max_streams", max_streams, 1)
-        check_least("probes", probes, 1)
+        check_minimum("every_n_steps", every_n_steps, 0)
+        check_minimum("max_sentences", max_sentences, 2)
+        check_minimum("max_streams", max_streams, 1)
+        check_minimum("probes", probes, 1)
         self.every_n_steps = every_n_steps
         self.max_sentences = max_sentences
         self.max_streams = max_streams
@@ -146,10 +146,10 @@ class GateAnalysis(Analysis):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         step = trainer.global_step
-        if not step:  # a new training in this process
+        if not step:  # a new run in this process
             self._gates, self._norms = GateHistory(), GateHistory()
-        follows = self._looks_for_gates(pl_module) and self._interval(trainer) > 0
-        if follows and not self._gates.rows:
+        measures = self._check_gates(pl_module) and self._interval(trainer) > 0
+        if measures and not self._gates.rows:
             self._gates.add(step, _sentence_steps(pl_module), gates(pl_module))
 
     def on_before_optimizer_step(
@@ -187,21 +187,20 @@ class GateAnalysis(Analysis):
     def _interval(self, trainer: L.Trainer) -> int:
         return log_interval(trainer) if self.every_n_steps is None else self.every_n_steps
 
-    def _looks_for_gates(self, pl_module: L.LightningModule) -> bool:
-        """Returns whether there are gates; warns once if there are none."""
+    def _check_gates(self, pl_module: L.LightningModule) -> bool:
+        """Returns whether the model has gates; warns once if not."""
         if self._has_gates is None:
             self._has_gates = bool(gates(pl_module))
             if not self._has_gates:
                 self._warn(
-                    f"{type(pl_module).__name__} has no memory gates (no memory of sentences, or "
-                    "none that is read by cross-attention): gates, gradient shares and attention "
-                    "to memory are left out, and the reach of gradients too unless sentence "
-                    "vectors are recorded"
+                    f"{type(pl_module).__name__} has no memory gates (no sentence memory, or none "
+                    "read by cross-attention): gates, gradient shares and attention to memory "
+                    "are left out, and so is gradient reach unless sentence vectors are recorded"
                 )
         return self._has_gates
 
     def _publish_run(self, trainer: L.Trainer) -> None:
-        """Writes the rows of the training so far, or of the validated checkpoint."""
+        """Writes the rows of the run so far, or of the validated checkpoint."""
         if trainer.is_global_zero and (self._gates.rows or self._norms.rows):
             self._publish(trainer, run_report(self._gates, self._norms), "")
 
@@ -215,7 +214,7 @@ class GateAnalysis(Analysis):
     def _collect(
         self, tokenizer: Any, pl_module: Any, batch: dict[str, Any], findings: Findings
     ) -> None:
-        has_gates, problem = self._looks_for_gates(pl_module), ""
+        has_gates, problem = self._check_gates(pl_module), ""
         try:
             self._unable = not self._analyse(pl_module, batch, findings)
             if self._unable and has_gates:
@@ -229,7 +228,7 @@ class GateAnalysis(Analysis):
             raise NothingToAnalyseError(f"reach and attention are left out: {problem}")
 
     def _analyse(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> bool:
-        """Scores the batch with its graph; returns whether the model records anything."""
+        """Scores the batch with autograd; returns whether the model records anything."""
         if "lengths" not in batch:
             return False
         recorder = Recorder("sentences")
@@ -246,16 +245,13 @@ class GateAnalysis(Analysis):
         return bool(vectors) or bool(findings)
 
     def _sentences(self, pl_module: L.LightningModule) -> int:
-        return self.max_sentences or 2 * (_memory_size(pl_module) or USUAL_MEMORY) + 1
+        return self.max_sentences or 2 * (_memory_size(pl_module) or DEFAULT_MEMORY_SIZE) + 1
 
     def _report(self, trainer: L.Trainer, pl_module: Any, findings: Findings) -> AnalysisReport:
         return memory_report(findings, _memory_size(pl_module))
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
-        """Returns ``attention`` and ``reach``, see ``memory_report``, and the ``gates`` of layers.
-
-        ``attention`` includes the gate g_mem of its layer.
-        """
+        # the tables of memory_report with the gates, which are also a column of attention
         report = memory_report(findings, _memory_size(pl_module))
         by_layer = {layer: value for (layer, _), value in gates(pl_module).items()}
         attention = report.tables["attention"].copy()
@@ -281,7 +277,7 @@ def _memory_size(pl_module: L.LightningModule) -> int | None:
 def gates(model: nn.Module) -> dict[LayerPart, float]:
     """Returns g_mem of every layer that reads memory, by layer.
 
-    It is collective: with sharded parameters all ranks must call it.
+    If parameters are sharded, this is a collective operation that all ranks must call.
     """
     parameters = [
         (int(match[1]) + 1, parameter.detach())
@@ -299,7 +295,8 @@ def gradient_norms(model: nn.Module) -> dict[LayerPart, float]:
 
     Components are self-attention within sentences, cross-attention to memory with its gate, and
     the feed-forward layer, each with the norm before it, but not embeddings, sentence head, final
-    norm and output matrix. It is collective: with sharded parameters all ranks must call it.
+    norm and output matrix. If parameters are sharded, this is a collective operation that all ranks
+    must call.
     """
     index_of: dict[LayerPart, int] = {}
     gradients: list[Tensor] = []
@@ -323,13 +320,13 @@ def gradient_norms(model: nn.Module) -> dict[LayerPart, float]:
 def shares(norms: Mapping[LayerPart, float]) -> dict[str, float] | None:
     """Returns each component's share of the gradient, by its name; shares sum to 1.
 
-    A share is the component's sum of norms over layers, see :func:`gradient_norms`, divided by the
-    sum over all components. The result is None without a finite gradient.
+    A share is the sum of a component's :func:`gradient_norms` over layers, divided by the sum over
+    all components. Returns None if no gradient is finite.
 
     NOTE(paper): Fig. 8 shows the fraction of "gradient magnitude", averaged across layers and over
-    training, and leaves open which norm that is, and what is averaged first. Here it is the 2-norm
-    of a layer's component before clipping; layers are summed, so a component that is in every layer
-    counts more than one that is in every other, and every logged step weighs the same.
+    training, but not which norm it uses or what it averages first. We take the 2-norm of a layer's
+    component before clipping, sum over layers, so that a component in every layer counts more than
+    one in every other layer, and give equal weight to all logged steps.
     """
     total = math.fsum(norms.values())
     if not 0 < total < math.inf:
@@ -346,10 +343,10 @@ def _whole(value: Tensor) -> Tensor:
 
 @dataclass
 class GateHistory:
-    """Values of layers and their components over the training, a row for each recorded step.
+    """Values of layers and their components during training, one row per recorded step.
 
     Attributes:
-        places: Layers and components of the values of a row.
+        places: Layer and component of each value in a row.
         steps: Optimiser step of each row.
         sentence_steps: Sentence steps so far, or 0 if the model does not count them.
         rows: Values of each row, in the order of ``places``.
@@ -364,7 +361,7 @@ class GateHistory:
         self.places = [(layer, part) for layer, part in self.places]  # older checkpoints have lists
 
     def add(self, step: int, sentence_steps: int, values: Mapping[LayerPart, float]) -> None:
-        """Adds a row, with the same layers and components as in all rows."""
+        """Adds a row, which must have the same layers and components as the others."""
         self.places = list(values)
         self.steps.append(step)
         self.sentence_steps.append(sentence_steps)
@@ -381,7 +378,7 @@ class GateHistory:
         return pd.DataFrame(lines, columns=["step", "sentence_steps", "layer", "part", "value"])
 
     def shares(self) -> pd.DataFrame:
-        """Returns a line for each row: ``step``, ``sentence_steps`` and each component's share."""
+        """Returns ``step``, ``sentence_steps`` and the share of each component."""
         components = [shares(dict(zip(self.places, row, strict=True))) or {} for row in self.rows]
         table = pd.DataFrame(components, columns=list(SHOWN_COMPONENTS))
         table.insert(0, "step", self.steps)
@@ -395,9 +392,9 @@ class GateHistory:
 def attention_consumer(findings: Findings) -> Callable[..., None]:
     """Returns a recording consumer for ``memory_attention``, weights (P, M_t), oldest first.
 
-    It adds lines of ``attention`` by ``layer`` (1-based) and ``age``, with the ``total`` weight and
-    the ``count`` of slots, and lines of ``entropy``, the ``total`` entropy of the slots' weights in
-    nats.
+    It adds rows to ``attention`` by ``layer`` (1-based) and ``age``, with the ``total`` weight and
+    the ``count`` of slots, and rows to ``entropy`` with the ``total`` entropy of the slots' weights
+    in nats.
     """
 
     def take(*, layer: int, weights: Tensor, **_: Any) -> None:
@@ -417,20 +414,20 @@ def reach_lines(
 ) -> list[pd.DataFrame]:
     """Measures how strongly the losses of ``probes`` sentences depend on earlier sentence vectors.
 
-    The probes are evenly spaced in the second half up to the last sentence, so each sees nearly all
-    ages. The gradient d nll[t] / d s_t-j covers every path: through memory, BOS, and all younger
-    sentences. ``.grad`` does not change.
+    The probes are evenly spaced in the second half, up to the last sentence, so that each sees
+    nearly all ages. The gradient d nll[t] / d s_t-j covers every path: through memory, BOS, and all
+    later sentences. ``.grad`` is left unchanged.
 
     Args:
-        vectors: Sentence vectors (A_t, D) of each sentence step, with graph. Later steps have the
-            first rows only.
-        losses: Summed loss of each sentence step, scalars with graph.
+        vectors: Sentence vectors (A_t, D) of each sentence step, attached to the graph. Later steps
+            only have the first rows.
+        losses: Summed loss of each sentence step, scalars attached to the graph.
         probes: Number of sentences to differentiate.
 
     Returns:
         A table for each probe t with ``layer`` (always 0), ``age``, ``total`` (2-norm of the
-        gradient in nats per unit of a sentence vector, summed over the streams with a sentence t)
-        and ``count`` of these streams.
+        gradient in nats per unit of a sentence vector, summed over the streams that have a sentence
+        t) and ``count``, the number of these streams.
     """
     last = len(vectors) - 1
     chosen = {round(last * (1 + part / probes) / 2) for part in range(1, probes + 1)} - {0}
@@ -440,7 +437,7 @@ def reach_lines(
             losses[t], list(vectors[:t]), retain_graph=True, materialize_grads=True
         )
         rows = len(vectors[t])
-        norms = [each[:rows].float().norm(dim=-1).sum() for each in gradients]
+        norms = [gradient[:rows].float().norm(dim=-1).sum() for gradient in gradients]
         total = as_float64(torch.stack(norms).flip(0))
         columns = {"layer": 0, "age": np.arange(1, t + 1), "total": total, "count": float(rows)}
         tables.append(pd.DataFrame(columns))
@@ -448,13 +445,13 @@ def reach_lines(
 
 
 def by_age(lines: pd.DataFrame) -> pd.DataFrame:
-    """Sums lines by ``layer`` and ``age``, and derives means.
+    """Sums rows by ``layer`` and ``age``, and derives means.
 
-    Lines have ``layer``, ``age`` (from 1), ``total`` and ``count``, which never grows with age.
+    Rows have ``layer``, ``age`` (from 1), ``total`` and ``count``, which never grows with age.
 
     Returns:
-        ``layer``, ``age``, ``total``, ``count``, ``mean`` (over the existing summands) and
-        ``spread`` (mean over all, with missing summands as 0).
+        ``layer``, ``age``, ``total``, ``count``, ``mean`` (over slots that have this age) and
+        ``spread`` (over all slots, with 0 for those without it).
     """
     if not len(lines):
         lines = pd.DataFrame(columns=["layer", "age", "total", "count"], dtype=float)
@@ -472,15 +469,15 @@ def even_weights(table: pd.DataFrame) -> pd.Series:
     counts, layer = table["slots"], table["layer"]
     # number of slots whose memory ends at this age
     highest = counts - counts.groupby(layer).shift(-1, fill_value=0)
-    each = (highest / table["age"])[::-1]
-    return each.groupby(layer).cumsum() / counts.groupby(layer).transform("first")
+    weights = (highest / table["age"])[::-1]
+    return weights.groupby(layer).cumsum() / counts.groupby(layer).transform("first")
 
 
 def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
     """Returns the share in [0, 1] of the reach (``by_age``) at ages beyond ``memory_size``.
 
-    It is a share of the sum of mean norms, and nan if M is unknown, no age exceeds it, or all
-    gradients are 0.
+    It is a share of the sum of mean norms. It is nan if the memory size is unknown, no age exceeds
+    it, or all gradients are 0.
     """
     means = reach["mean"]
     if memory_size is None or len(means) <= memory_size or not means.any():
@@ -491,8 +488,8 @@ def beyond(reach: pd.DataFrame, memory_size: int | None) -> float:
 def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.DataFrame:
     """Returns the ``mean_age`` and the ``entropy`` in nats of the attention of each ``layer``.
 
-    The age, in sentences, is weighted by attention. The entropy of the weights over memory,
-    averaged over heads, is a mean over slots.
+    The age, in sentences, is weighted by attention. The entropy of the weights over memory, which
+    are averaged over heads, is a mean over slots.
 
     ``attention`` comes from ``by_age``, ``entropy`` from ``attention_consumer``.
     """
@@ -505,7 +502,7 @@ def attention_summary(attention: pd.DataFrame, entropy: pd.DataFrame) -> pd.Data
 
 
 def cut(batch: Mapping[str, Any], max_streams: int, max_sentences: int) -> dict[str, Any]:
-    """Returns the first sentences of the longest streams of a batch of sentences.
+    """Returns the first sentences of the longest streams in a batch.
 
     Tensors (B, S, ...) are cut in both dimensions, tensors (B, ...) in the first one; other values
     are unchanged. Cut tensors are copies, which can be part of graphs even if the batch was made in
@@ -535,7 +532,8 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
     ``gradient_reach/age_1`` (nats per unit of a sentence vector) and
     ``gradient_reach/beyond_memory``, the share of the reach beyond the memory's size.
 
-    Findings are ``reach``, ``attention`` and ``entropy``, if any; M is None if unknown.
+    Findings are ``reach``, ``attention`` and ``entropy``, each of which may be empty.
+    ``memory_size`` is None if unknown.
     """
     reach, attention = by_age(findings["reach"]), by_age(findings["attention"])
     summary = attention_summary(attention, findings["entropy"])
@@ -558,7 +556,7 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
 
 
 def run_report(gate_rows: GateHistory, norm_rows: GateHistory) -> AnalysisReport:
-    """Returns the report of a training: gates, gradient norms and shares, with Figs. 7 and 8."""
+    """Returns the report of a run: gates, gradient norms and shares, with Figs. 7 and 8."""
     tables = {
         "gates": gate_rows.table().drop(columns="part").rename(columns={"value": "gate"}),
         "gradient_norms": norm_rows.table().rename(columns={"part": "component", "value": "norm"}),
@@ -569,7 +567,7 @@ def run_report(gate_rows: GateHistory, norm_rows: GateHistory) -> AnalysisReport
 
 
 def _clock(table: pd.DataFrame) -> tuple[str, str]:
-    """Returns the column on the x axis of figures, and its label."""
+    """Returns the column for the x axis of figures, and its label."""
     if table["sentence_steps"].any():
         return "sentence_steps", "sentence steps"
     return "step", "optimiser steps"
@@ -610,7 +608,7 @@ def _style(table: pd.DataFrame) -> str:
 
 
 def reach_figure(tables: Tables) -> Any:
-    """Draws how far back the gradient of a sentence's loss reaches (Fig. 6 as numbers)."""
+    """Draws how far back the gradient of a sentence's loss reaches (Fig. 6 in numbers)."""
     reach = tables["reach"]
     figure, (ax,) = panels(6.4, 4.0, 1)
     means, last = reach["gradient_norm"], len(reach)
@@ -628,7 +626,7 @@ def reach_figure(tables: Tables) -> Any:
 
 
 def attention_figure(tables: Tables) -> Any:
-    """Draws the weight of every age in memory by layer, as a map and as lines."""
+    """Draws the attention weight of each age by layer, as a heat map and as lines."""
     attention = tables["attention"].assign(even=even_weights(tables["attention"]))
     grid = attention.pivot(index="layer", columns="age", values="weight").fillna(0)
     layers, most = len(grid), int(grid.columns.max())

@@ -37,7 +37,7 @@ from callbacks.analysis.report import (
     shades,
 )
 from callbacks.dials import dialled, has_dial
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 
 DIAL = "inner_steps"
 """Field of a configuration that the sweep changes."""
@@ -59,7 +59,7 @@ GRADIENTS = {
 class PosteriorAnalysis(Analysis):
     """Analyses the inference of latent vectors, and their information (Latent-Thought LM).
 
-    After validations it scores the first batches once more and reports ELBO, KL and NLL over the
+    After validations it scores the first batches again and reports ELBO, KL and NLL over the
     inner steps, with the norms of their gradients; the NLL given the latent vectors of another text
     of the batch, and the floor of the KL divergence; the KL divergence of each layer and its active
     latents; the variances of the posterior (``posterior/...``, see ``posterior_report``). In the
@@ -73,12 +73,12 @@ class PosteriorAnalysis(Analysis):
     Args:
         output: Folder of the files. If null, ``posterior_analysis`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
         steps: Numbers of inner steps at which to score the same batches, or none. Each costs as
             much as a validation of the batches with that T_fast.
-        sweep_every_n_validations: Score with other numbers of steps at every n-th validation of a
-            training that is analysed. If 0, only at the verb validate.
+        sweep_every_n_validations: Score with other numbers of steps at every n-th
+            analysed validation during training. If 0, only under the verb validate.
     """
 
     tag = "posterior_analysis"
@@ -94,7 +94,7 @@ class PosteriorAnalysis(Analysis):
         sweep_every_n_validations: int = 0,
     ) -> None:
         super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
-        check_least("steps", min(steps, default=None), 0)
+        check_minimum("steps", min(steps, default=None), 0)
         self.steps = tuple(steps)
 
     def _collect(
@@ -123,7 +123,7 @@ class PosteriorAnalysis(Analysis):
     def _score_with(
         self, pl_module: Any, batch: dict[str, Any], steps: int
     ) -> dict[str, float] | None:
-        """Returns a line of ``sweep``, or None if the number of inner steps cannot be set."""
+        """Returns a row of ``sweep``, or None if the number of inner steps cannot be set."""
         if not has_dial(pl_module, DIAL):
             return None
         recorder = PosteriorRecorder()
@@ -175,7 +175,7 @@ class PosteriorRecorder(Recorder):
 
     @property
     def latents_per_layer(self) -> int:
-        """Number of latent vectors of a layer, or of all if that is not recorded."""
+        """Number of latent vectors per layer, or in total if the layers are not recorded."""
         return int(self._posterior.get("latents_per_layer") or self._posterior["kl"].shape[1])
 
     @property
@@ -222,9 +222,9 @@ class PosteriorRecorder(Recorder):
 def collect_posterior(findings: Findings, recorder: PosteriorRecorder) -> None:
     """Adds sums over the sequences of a pass.
 
-    ``samples`` has a line for the state before each inner ``step``, and one for the ``scored``
-    ``sample``; ``vectors`` a line for each latent vector with its ``kl``; ``coordinates`` a line
-    for each coordinate with mu (``mean``), mu^2 (``square``) and sigma^2 (``variance``, nan if q
+    ``samples`` has one row for the state before each inner ``step``, and one for the ``scored``
+    ``sample``; ``vectors`` one row per latent vector with its ``kl``; ``coordinates`` one row
+    per coordinate with mu (``mean``), mu^2 (``square``) and sigma^2 (``variance``, nan if q
     has no density).
     """
     mean = recorder.rows("mean")  # (rows, Z, D)
@@ -264,16 +264,16 @@ def _whole_norms(norms: np.ndarray) -> np.ndarray:
 
 
 def _summed(table: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """Sums the lines that agree in some columns; nan propagates."""
+    """Sums the rows that agree in some columns; nan propagates."""
     return table.groupby(list(by), as_index=False).sum(skipna=False)
 
 
 def inner_steps(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each inner step, and a last one for the scored sample.
+    """Returns a table with one row per inner step, and a last one for the scored sample.
 
     ``elbo`` (eq. 5), ``nll`` and ``kl`` are in nats per token, corpus-level quotients as in
-    reported losses. Line t is the state before step t (from 0), at the sample of that step; the
-    last line, ``scored``, is the state after all steps, at a sample with noise that inference has
+    reported losses. Row t is the state before step t (from 0), at the sample of that step; the
+    last row, ``scored``, is the state after all steps, at a sample with noise that inference has
     not used. ``mean_gradient`` and ``log_variance_gradient`` are means over sequences of the
     2-norms of the gradient of -ELBO in nats with respect to mu and log sigma^2 of all latent
     vectors of a sequence. For a chain the former is the gradient of -log p(z, x) at z; without a
@@ -297,13 +297,13 @@ def has_density(findings: Findings) -> bool:
 
 
 def layers(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each layer; empty if posteriors have no density.
+    """Returns a table with one row per layer; empty if posteriors have no density.
 
     ``kl`` in nats per token sums to the KL divergence of the whole posterior. ``active_vectors``
     counts latent vectors whose KL divergence, averaged over sequences, is above ``ACTIVE_KL``, and
     ``active_coordinates`` coordinates u with Var_x(E_q(u|x)[u]) above ``ACTIVE_VARIANCE`` (Burda et
     al. 2016), nan for fewer than two sequences. A collapsed posterior has neither. Layers count
-    from 1; latent vectors that all layers read are one line.
+    from 1; latent vectors that all layers read form one row.
     """
     if not has_density(findings):
         return pd.DataFrame()
@@ -333,7 +333,7 @@ def layers(findings: Findings) -> pd.DataFrame:
 
 
 def latents(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each latent vector, means over sequences.
+    """Returns a table with one row per latent vector, means over sequences.
 
     The columns are ``layer`` from 1, ``vector`` from 0, its ``kl`` in nats per sequence,
     ``mean_norm``, the 2-norm of its posterior mean, and ``variance``, sigma^2 averaged over its
@@ -349,7 +349,7 @@ def latents(findings: Findings) -> pd.DataFrame:
 
 
 def coordinates(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each coordinate of the latent vectors.
+    """Returns a table with one row per coordinate of the latent vectors.
 
     The columns are ``layer`` from 1, ``vector`` and ``coordinate`` within it from 0, ``mean`` (mu)
     and ``variance`` (sigma^2, nan if posteriors have no density), means over sequences.
@@ -368,10 +368,10 @@ def _sequences(findings: Findings) -> float:
 
 
 def sweep(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each number of inner steps, ascending; empty without a sweep.
+    """Returns a table with one row per number of inner steps, ascending; empty without a sweep.
 
     ``loss`` is ``val/loss`` of the same sequences: NLL + KL, a bound, or NLL without a density,
-    which is no bound. ``loss``, ``nll`` and ``kl`` are in nats per token at the scored sample,
+    which is not a bound. ``loss``, ``nll`` and ``kl`` are in nats per token at the scored sample,
     ``nll_other`` and ``kl_floor`` as in :func:`inner_steps`. ``flops_per_token`` is the cost of
     scoring, inference included.
     """
@@ -393,7 +393,7 @@ def sweep(findings: Findings) -> pd.DataFrame:
 def posterior_report(findings: Findings) -> AnalysisReport:
     """Returns the report of an analysis.
 
-    Scalars are below ``posterior/``: ``elbo``, ``nll``, ``kl``, ``nll_other`` and ``kl_floor``,
+    Scalars are under ``posterior/``: ``elbo``, ``nll``, ``kl``, ``nll_other`` and ``kl_floor``,
     nats per token at the scored sample; ``last_step/mean_gradient`` and
     ``last_step/log_variance_gradient``, see :func:`inner_steps`; ``layer_<l>/kl``, and
     ``active_coordinates`` and ``active_vectors`` of a layer or of all, see :func:`layers`;
@@ -491,7 +491,7 @@ def sweep_figure(tables: Tables) -> Any:
     points, in_use = tables["sweep"], max(len(tables["inner_steps"]) - 1, 0)
     bound = points["kl"].notna().all()  # without a density there is no KL divergence
     figure, axes = panels(11, 3.8, 2)
-    label = "NLL + KL, a bound" if bound else "NLL at the last sample, no bound"
+    label = "NLL + KL, a bound" if bound else "NLL at the last sample, not a bound"
     shown = {"loss": (label, GREEN)} | (PARTS if bound else {})
     axes[0].axvline(in_use, color=GREY, linestyle=":", label="as configured")
     axes[1].set_xscale("log")

@@ -30,8 +30,8 @@ FIRST_AND_LAST_WORD = r"(?P<key>\w+).*\b(?P<answer>\w+)"
 class RecallAnalysis(Analysis):
     """Measures the accuracy of answers within texts, by distance or by level.
 
-    Every match of ``pattern`` may be a question, whose ``answer`` is right if each of its tokens is
-    the most likely one. Questions are grouped in one of two ways:
+    Every match of ``pattern`` may be a question, whose ``answer`` is correct if each of its tokens
+    is the most likely one. Questions are grouped in one of two ways:
 
     - ``key``, in models that read sentences: the first sentence of a document about a key states a
       fact; each later one is a question, at the distance in sentences.
@@ -42,15 +42,15 @@ class RecallAnalysis(Analysis):
     questions, and with a memory of M sentences ``recall/within_memory`` and
     ``recall/beyond_memory``, the accuracies up to M sentences and later. For models whose tokens
     take additional steps, ``recall/steps`` is their mean at the tokens that predict an answer's
-    beginning, by level in the table, and ``recall/steps_correlation`` is Pearson's between steps
-    and level; it is left out where all steps are the same. Files are in ``recall``.
+    beginning, by level in the table, and ``recall/steps_correlation`` is Pearson's correlation
+    between steps and level, left out if all steps are the same. Files are in ``recall``.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
         output: Folder of the files. If null, ``recall`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
         pattern: Regular expression with the groups ``answer`` and either ``key`` or ``level``, for
             the text of each sentence (``key``) or of a window (``level``). By default the first and
             the last word of a sentence are its key and answer.
@@ -59,7 +59,7 @@ class RecallAnalysis(Analysis):
         values: Values of ``dial``.
 
     Raises:
-        ValueError: If the pattern is none or lacks a group, or ``dial`` has no ``values``.
+        ValueError: If the pattern is invalid or lacks a group, or ``dial`` has no ``values``.
     """
 
     tag = "recall"
@@ -121,7 +121,7 @@ class RecallAnalysis(Analysis):
         asked: list[tuple[int, Any]],
         value: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns a line for each question, predicted with a value of the dial."""
+        """Returns one row per question, predicted with a value of the dial."""
         recorder = Recorder("greedy", "thinking_steps")
         with nullcontext() if value is None else dialled(pl_module, str(self._dial), value):
             scores = pl_module.recorded(batch, **recorder.consumers())
@@ -212,9 +212,9 @@ def accuracies(questions: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Returns the columns ``by``, ``questions``, ``accuracy`` and means of an answer's measures.
 
     Args:
-        questions: Lines with the columns ``by``, ``right``, ``nats`` and, for models whose tokens
+        questions: Rows with the columns ``by``, ``right``, ``nats`` and, for models whose tokens
             take additional steps, ``steps``.
-        by: Columns to group lines by.
+        by: Columns to group rows by.
     """
     grouped = questions.groupby(by)
     measures = [name for name in ("right", "nats", "steps") if name in questions]
@@ -243,7 +243,7 @@ def dial_figure(tables: Tables) -> Any:
     for level, shade in zip(levels, shades(len(levels)), strict=True):
         draw_lines(ax, wide, dial, {level: (f"{by} {level}", shade)})
     ax.set_ylim(-0.02, 1.02)
-    finish(ax, dial.replace("_", " "), "share of right answers", whole=True)
+    finish(ax, dial.replace("_", " "), "accuracy", whole=True)
     return figure
 
 
@@ -252,7 +252,7 @@ def _accuracy_figure(table: pd.DataFrame, label: str) -> Any:
     draw_lines(ax, table, table.columns[0], {"accuracy": (None, BLUE)})
     ax.axhline(table["accuracy"].mean(), color=GREY, linewidth=0.8)
     ax.set_ylim(-0.02, 1.02)
-    finish(ax, label, "share of right answers", whole=True)
+    finish(ax, label, "accuracy", whole=True)
     return figure
 
 

@@ -85,7 +85,7 @@ def as_csv(table: pd.DataFrame) -> str:
 
 
 def scalars_of(table: pd.DataFrame, tag: str, names: Iterable[str]) -> dict[str, float]:
-    """Returns a scalar for each line of a table and each of some columns.
+    """Returns a scalar for each row of a table and each of some columns.
 
     Args:
         table: Table of an analysis.

@@ -61,7 +61,7 @@ from callbacks.analysis.report import (
 from callbacks.analysis.token_text import PART, pieces, short_label
 from callbacks.analysis.words import by_place, word_places, words, words_figure
 from callbacks.dials import dialled, has_dial
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 from callbacks.trainer_state import tokenizer_of
 
 DIAL = "alpha"
@@ -76,7 +76,7 @@ TEXT_TOKENS = 96  # of the figure of a single text
 class StepAllocation(Analysis):
     """Analyses where a pondering model spends its steps, and their utility (PonderLM-3).
 
-    After validations it scores the first batches once more and reports, over all tokens with a
+    After validations it scores the first batches again and reports, over all tokens with a
     target, the number of executed steps, also of single tokens (Table 3) and of tokens within and
     at the end of words (Table 4); the difficulty of tokens by their steps, and the marginal utility
     of each step by difficulty (Fig. 4). In the verb validate, or in training as often as
@@ -90,16 +90,16 @@ class StepAllocation(Analysis):
     Args:
         output: Folder of the files. If null, ``step_allocation`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
         tokens: Texts to list with their steps if they are a single token.
-        top_tokens: Number of most frequent tokens to list, too.
-        alphas: Shifts of the router at which to score the same batches besides 0, or none. Each
-            costs as much as a validation of the batches.
+        top_tokens: Number of the most frequent tokens to list as well.
+        alphas: Shifts of the router at which to score the same batches in addition to 0, or none.
+            Each costs as much as a validation of the batches.
         sweep_every_n_validations: Score with the alphas and follow iterations at every n-th
-            validation of a training that is analysed. If 0, only at the verb validate.
+            analysed validation during training. If 0, only under the verb validate.
         convergence_rows: Number of rows of the first batch whose iterations are followed.
-        convergence_tokens: Number of tokens of each of these rows, the first ones. The fixed point
+        convergence_tokens: Number of leading tokens of each of these rows. The fixed point
             takes K + 1 forward steps for each.
         convergence_iterations: Number of iterations to follow.
     """
@@ -122,10 +122,10 @@ class StepAllocation(Analysis):
         convergence_iterations: int = 8,
     ) -> None:
         super().__init__(every_n_validations, num_batches, output, sweep_every_n_validations)
-        check_least("top_tokens", top_tokens, 0)
-        check_least("convergence_rows", convergence_rows, 0)
-        check_least("convergence_tokens", convergence_tokens, 1)
-        check_least("convergence_iterations", convergence_iterations, 1)
+        check_minimum("top_tokens", top_tokens, 0)
+        check_minimum("convergence_rows", convergence_rows, 0)
+        check_minimum("convergence_tokens", convergence_tokens, 1)
+        check_minimum("convergence_iterations", convergence_iterations, 1)
         self.tokens = tuple(tokens)
         self.top_tokens = top_tokens
         self.alphas = tuple(alphas)
@@ -234,7 +234,7 @@ def collect_tokens(
 ) -> None:
     """Adds the tokens of a batch.
 
-    ``tokens`` has a line for each token with a target, so that tokens of overlapping windows count
+    ``tokens`` has one row per token with a target, so that tokens of overlapping windows count
     once: ``id``, ``executed``, ``loss_0`` to ``loss_K`` in nats, with a router ``expected`` steps
     (the sum of w), and with a tokenizer the ``place`` in a word. ``texts`` has the text of each
     ``id``, ``shown`` the real tokens of the first row.
@@ -339,7 +339,7 @@ def _most(table: pd.DataFrame) -> int:
 
 
 def steps(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each number of executed steps, 0..K.
+    """Returns a table with one row per number of executed steps, 0..K.
 
     The columns are the number of ``tokens`` and their ``share``, ``step0_loss``, the mean l_t of
     these tokens (Fig. 4 b), and ``loss`` after all their steps, in nats; nan without tokens.
@@ -358,7 +358,7 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def tokens(table: pd.DataFrame, texts: Mapping[int, str]) -> pd.DataFrame:
-    """Returns a table with a line for each token id (Table 3).
+    """Returns a table with one row per token id (Table 3).
 
     The columns are ``count``, ``mean_steps`` and ``pruned``, the share that executes fewer than K
     steps; nan for ids that do not occur.
@@ -402,7 +402,7 @@ def buckets(difficulty: Any) -> pd.Categorical:
 
 
 def utility(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each bucket of difficulty l_t (Fig. 4 a); empty if K is 0.
+    """Returns a table with one row per bucket of difficulty l_t (Fig. 4 a); empty if K is 0.
 
     ``step_<i>`` is the marginal utility of step i, the mean of CE_(i-1) - CE_i in nats. The loss of
     a token does not change after its last executed step, so further steps count as 0. ``from`` and
@@ -432,7 +432,7 @@ def utility(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sweep(findings: Findings) -> pd.DataFrame:
-    """Returns a table with a line for each alpha and bucket (Fig. 5); empty without a sweep.
+    """Returns a table with one row per alpha and bucket (Fig. 5); empty without a sweep.
 
     Buckets, and ``all``, are by difficulty at alpha 0. ``mean_steps`` is the mean number of steps
     executed at this alpha, ``loss`` the mean in nats, ``loss_change`` its difference to alpha 0.
@@ -462,7 +462,7 @@ def sweep(findings: Findings) -> pd.DataFrame:
 def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport:
     """Returns the report of an analysis.
 
-    Scalars are below ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
+    Scalars are under ``steps/``: ``mean`` of executed steps and ``below_most``, the share of tokens
     that execute fewer than K, over all tokens and as ``words/internal/...``, ``words/final/...``;
     with a router ``expected`` steps, the mean over tokens of the sum of w;
     ``share_<i>`` and ``step0_loss_<i>`` by executed steps, see :func:`steps`;

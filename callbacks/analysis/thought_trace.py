@@ -10,7 +10,7 @@ Sec. 3.3, rounds and trivial states            ``rounds``, ``summary``
 Sec. 4.5, position of errors                   ``chunks``, ``thoughts``
 =============================================  =====================================================
 
-A thought is right if it equals the gold thought token by token. The model reads its own thoughts
+A thought is correct if it equals the gold thought token by token. The model reads its own thoughts
 along the query, so a wrong thought may cause later ones to be wrong, but not the first wrong one.
 """
 
@@ -36,7 +36,7 @@ from callbacks.analysis.report import (
     finish,
     panels,
 )
-from callbacks.hooks import check_least
+from callbacks.hooks import check_minimum
 from callbacks.recorded_thoughts import (
     Recorded,
     RowThinking,
@@ -56,27 +56,27 @@ CHUNK_COLUMNS = {
     "order": "int64",
     "length": "int64",
 }
-"""Columns of a chunk's line and their types, for tables without lines."""
+"""Columns of a chunk's row and their types, for tables without rows."""
 
 
 class ThoughtTrace(Analysis):
     """Compares the thoughts of a model along queries with the gold thoughts of the data.
 
-    After validations it scores the first batches once more with the model's thoughts and reports
+    After validations it scores the first batches again with the model's thoughts and reports
     the share of chunks with the gold thought, overall and by chunk; the position of the first wrong
     thought; the number of chunks without a thought, for the model and the gold; the number of
     rounds of reading a query; and all of these by group of queries. A few queries are printed with
     their thoughts inserted (Thinking States, Fig. 4).
 
     Scalars are ``thoughts/...``, see ``summary``; files are in ``thought_trace``, and queries in
-    TensorBoard, too. Queries without known steps count for rounds and trivial thoughts only.
+    TensorBoard as well. Queries without known steps count for rounds and trivial thoughts only.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
         output: Folder of the files. If null, ``thought_trace`` in the run's log folder.
         num_batches: Number of validation batches to analyse.
-        every_n_validations: Analyse every n-th validation of a training. If 0, analyse only those
-            of the verb validate.
+        every_n_validations: Analyse every n-th validation during training. If 0, analyse only under
+            the verb validate.
         shown_rows: Number of queries to print.
 
     Raises:
@@ -96,7 +96,7 @@ class ThoughtTrace(Analysis):
         shown_rows: int = 8,
     ) -> None:
         super().__init__(every_n_validations, num_batches, output)
-        check_least("shown_rows", shown_rows, 0)
+        check_minimum("shown_rows", shown_rows, 0)
         self.shown_rows = shown_rows
 
     def _collect(
@@ -115,10 +115,10 @@ class ThoughtTrace(Analysis):
         return thought_report(findings, self.shown_rows, group_name)
 
     def _text_report(self, tokenizer: Any, pl_module: Any, findings: Findings) -> AnalysisReport:
-        """Returns ``thoughts``, a line for each chunk of the query.
+        """Returns ``thoughts``, one row per chunk of the query.
 
         The columns are ``chunk`` from 0, its ``text``, the text of the ``thought`` after it, empty
-        for none, and its ``length`` in tokens; the rest of the query is a line, too.
+        for none, and its ``length`` in tokens; the rest of the query is a row as well.
         """
         query = findings["shown"].iloc[0]
         lengths = findings["chunks"]["length"].tolist() if "chunks" in findings else []
@@ -142,8 +142,8 @@ def collect_thoughts(
 ) -> None:
     """Adds the queries of a batch, without padding rows.
 
-    ``queries`` has a line for each query, ``chunks`` a line for each chunk (see ``query_tables``),
-    and ``shown`` a line for each printed query, see ``written_out``.
+    ``queries`` has one row per query, ``chunks`` one row per chunk (see ``query_tables``),
+    and ``shown`` one row per printed query, see ``written_out``.
 
     ``gold`` thoughts have the same chunks as the ``predicted`` ones, and are None if the model
     records none. Up to ``shown`` queries in total are printed, or none without a tokenizer.
@@ -165,14 +165,14 @@ def collect_thoughts(
 def query_tables(
     predicted: RowThinking, gold: Sequence[Thought] | None, group: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the line of a query, and the lines of its chunks.
+    """Returns the row of a query, and the rows of its chunks.
 
     The query has ``group``; ``rounds``; ``known``, whether it has gold thoughts; ``nontrivial``,
     the number of chunks with a thought; ``first_wrong``, the chunk of the first wrong thought, nan
     for none. A chunk has ``group``; its index ``chunk``; ``known``; ``trivial`` and
-    ``gold_trivial``, whether it has no thought; ``right``, whether the thought is right; ``order``,
-    the position of the gold thought in the query from 1, or 0 for none; ``length`` of the thought
-    in tokens.
+    ``gold_trivial``, whether it has no thought; ``right``, whether the thought is correct;
+    ``order``, the position of the gold thought in the query from 1, or 0 for none; ``length`` of
+    the thought in tokens.
 
     ``gold`` is None if the data have no steps; ``group`` is a property of the query, e.g. its
     number of operations.
@@ -216,8 +216,8 @@ def written_out(
     marks = []
     for mine, theirs in zip(predicted, predicted if gold is None else gold, strict=True):
         thought, wanted = (
-            thought_text(tokenizer, each.tokens) if each.tokens else "nothing"
-            for each in (mine, theirs)
+            thought_text(tokenizer, row.tokens) if row.tokens else "nothing"
+            for row in (mine, theirs)
         )
         right = mine.tokens == theirs.tokens
         if right and not mine.tokens:
@@ -227,7 +227,7 @@ def written_out(
     return {
         "text": "".join(map(insert, parts, [*marks, ""])).strip(),
         "parts": parts,
-        "thoughts": [thought_text(tokenizer, each.tokens) for each in predicted],
+        "thoughts": [thought_text(tokenizer, thought.tokens) for thought in predicted],
     }
 
 
@@ -237,12 +237,13 @@ def written_out(
 def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float]:
     """Returns means over chunks and over queries, at least one.
 
-    Over chunks: ``accuracy``, the share with a right thought; ``accuracy_nontrivial``, the same for
-    chunks with a gold thought; ``missed``, the share of these without a thought; ``invented``, the
-    share of the other chunks with a thought; ``trivial`` and ``gold_trivial``, the share of chunks
-    without a thought. Over queries: ``all_right``, the share without a wrong thought; ``rounds``;
-    ``nontrivial``, chunks with a thought. ``longest`` is the length of the longest thought in
-    tokens (the model truncates thoughts at max_thought_tokens). Shares of nothing are nan.
+    Over chunks: ``accuracy``, the share with a correct thought; ``accuracy_nontrivial``, the same
+    for chunks with a gold thought; ``missed``, the share of these without a thought; ``invented``,
+    the share of the other chunks with a thought; ``trivial`` and ``gold_trivial``, the share of
+    chunks without a thought. Over queries: ``all_right``, the share without a wrong thought;
+    ``rounds``; ``nontrivial``, chunks with a thought. ``longest`` is the length of the longest
+    thought in tokens (the model truncates thoughts at max_thought_tokens). Shares of nothing are
+    nan.
 
     Both tables come from ``query_tables`` for the same queries.
     """
@@ -264,7 +265,7 @@ def summary(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> dict[str, float
 
 
 def chunks(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each index of a chunk within its query.
+    """Returns a table with one row per index of a chunk within its query.
 
     The columns are ``rows``, the number of queries with this chunk and gold thoughts; ``accuracy``;
     ``trivial`` and ``gold_trivial``; ``first_wrong``, the number of queries whose first wrong
@@ -283,7 +284,7 @@ def chunks(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each position of a gold thought in the query, from 1.
+    """Returns a table with one row per position of a gold thought in the query, from 1.
 
     The columns are ``rows``, the number of such thoughts, and ``accuracy``, the share that the
     model has in the same chunk.
@@ -295,7 +296,7 @@ def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounds(queries: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each number of rounds: ``rows`` and their ``share``.
+    """Returns a table with one row per number of rounds: ``rows`` and their ``share``.
 
     ``nontrivial`` is their mean number of chunks with a thought; speculation takes at most one
     round more.
@@ -306,7 +307,7 @@ def rounds(queries: pd.DataFrame) -> pd.DataFrame:
 
 
 def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table with a line for each group of queries: ``rows`` and values of ``summary``."""
+    """Returns a table with one row per group of queries: ``rows`` and values of ``summary``."""
     lines = []
     for group, part in queries.groupby("group"):
         values = summary(part, chunk_lines[chunk_lines["group"] == group])
@@ -321,7 +322,7 @@ def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
 def thought_report(
     findings: Findings, shown_rows: int, group_name: str = "group"
 ) -> AnalysisReport:
-    """Returns the report of an analysis; scalars are below ``thoughts/``, see :func:`summary`.
+    """Returns the report of an analysis; scalars are under ``thoughts/``, see :func:`summary`.
 
     There must be at least one query, which may be too short for a chunk. ``group_name`` names the
     property that groups queries.
@@ -382,7 +383,7 @@ def chunks_figure(tables: Tables) -> Any:
     rest = 1 - table["first_wrong_share"].sum()
     wrong.set_title(f"{rest:.1%} of the queries have none", fontsize=10)
     labels = {
-        accuracy: "share of right thoughts",
+        accuracy: "share of correct thoughts",
         trivial: "share without a thought",
         wrong: "share of queries: first wrong thought",
     }

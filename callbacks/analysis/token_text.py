@@ -5,12 +5,12 @@ from functools import lru_cache
 from typing import Any
 
 EOS = "\N{END OF PROOF}"
-"""Text of the end of a document, and of the BOS that begins one."""
+"""Text shown for the end of a document, and for the BOS that begins one."""
 PART = "\N{WHITE VERTICAL RECTANGLE}"
 """Text of a token that is part of the following character."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-MOST_BYTES = 4  # of a character in UTF-8
+MAX_BYTES = 4  # of a character in UTF-8
 LABEL_CHARACTERS = 10
 
 
@@ -45,7 +45,7 @@ def pieces(tokenizer: Any, ids: Iterable[int], *, begins: bool = True) -> list[s
         pending.append(int(i))
         text = decode(*context, *pending)[len(decode(*context)) :]
         sound = text.rstrip(REPLACEMENT)
-        broken = len(pending) > MOST_BYTES  # no further byte can complete it
+        broken = len(pending) > MAX_BYTES  # no further byte can complete it
         new = (text if broken else sound)[len(shown) :]
         out.append(new or PART)
         if broken or sound == text:

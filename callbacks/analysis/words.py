@@ -61,14 +61,14 @@ def _is_letter(character: str) -> bool:
 
 
 def by_place(table: pd.DataFrame) -> dict[str, pd.Series]:
-    """Returns executed steps of tokens within words, and of tokens that end words."""
+    """Returns executed steps of tokens within words and tokens that end words."""
     if "place" not in table:
         return dict.fromkeys(PLACES, table["executed"][:0])
     return {name: table.loc[table["place"] == code, "executed"] for name, code in PLACES.items()}
 
 
 def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Returns a table with a line for each number of executed steps (Table 4); empty without words.
+    """Returns a table with one row per number of executed steps (Table 4); empty without words.
 
     ``internal`` counts tokens within words of several tokens, ``final`` tokens that end such words,
     see ``word_places``; ``..._share`` is the share of all such tokens.
@@ -86,7 +86,7 @@ def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def words_figure(tables: Tables) -> Any:
-    """Draws the steps of tokens within words and of tokens that end words (Table 4)."""
+    """Draws the steps of tokens within words and tokens that end words (Table 4)."""
     table = tables["words"]
     figure, (ax,) = panels(5.6, 3.6, 1)
     names = {"internal": ("within a word", GREY), "final": ("end of a word", BLUE)}

@@ -34,9 +34,9 @@ VERSION = 1
 """Incremented with every change of the text; part of the corpus' identity."""
 FAMILIES = 64
 """Genealogies per seed; each story picks one and names its people."""
-MOST_HOPS = 12
+MAX_HOPS = 12
 """Longest chain for which the families are large enough, tested for every answer."""
-MOST_DISTRACTORS = 10
+MAX_DISTRACTORS = 10
 _SHARES: dict[Split, range] = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}
 """Residues modulo 10 of a hash of the names, by split."""
 
@@ -384,8 +384,8 @@ def write_story(
         seed: Seed of all stories and families.
         split: Split of the story.
         index: Index of the story in the split.
-        hops: Number k of facts between the two people in question, in [1, `MOST_HOPS`].
-        distractors: Number of facts that are irrelevant to the answer, in [0, `MOST_DISTRACTORS`].
+        hops: Number k of facts between the two people in question, in [1, `MAX_HOPS`].
+        distractors: Number of facts that are irrelevant to the answer, in [0, `MAX_DISTRACTORS`].
         shuffle: Whether facts are stated in random order or in the order of the chain.
     """
     draws = Draws(f"story/{seed}/{split}/{index}")
@@ -561,13 +561,13 @@ class Kinship(AnswerDataModule):
     ) -> None:
         super().__init__(**kwargs)
         for key, counts in (("hops", hops), ("test_hops", test_hops)):
-            if not counts or not all(1 <= count <= MOST_HOPS for count in counts):
-                raise ValueError(f"{key}={list(counts)} must be numbers from 1 to {MOST_HOPS}.")
+            if not counts or not all(1 <= count <= MAX_HOPS for count in counts):
+                raise ValueError(f"{key}={list(counts)} must be numbers from 1 to {MAX_HOPS}.")
         problems = range_problems(1, train_stories=train_stories)
         problems += range_problems(
             0, val_stories=val_stories, test_stories=test_stories, story_seed=story_seed
         )
-        raise_problems(problems + range_problems(0, MOST_DISTRACTORS, distractors=distractors))
+        raise_problems(problems + range_problems(0, MAX_DISTRACTORS, distractors=distractors))
         self._hops: dict[Split, Sequence[int]] = {"train": hops, "val": hops, "test": test_hops}
         sizes = (train_stories, val_stories, test_stories)
         self._sizes: dict[Split, int] = dict(zip(SPLITS, sizes, strict=True))

@@ -1,1 +1,1 @@
-"""Command ``reason``: the same questions, with known right answers, for any models, and timed."""
+"""Command ``reason``: asks any models the same questions with known answers, and times them."""

@@ -1,4 +1,4 @@
-"""Replies of models to questions, written or ranked among all possible answers, and their time."""
+"""Replies of models to questions, generated or chosen among all possible answers, and timings."""
 
 import dataclasses
 import statistics
@@ -31,7 +31,7 @@ Mode = Literal["rank", "generate"]
 
 
 def pick_mode(data: Any, mode: Mode | None) -> Mode:
-    """Returns the mode of the command line, by default 'rank' if the data list all answers.
+    """Returns the mode of the command line. Defaults to 'rank' if the data list all answers.
 
     Raises:
         ValueError: If the mode is 'rank' and the data do not list all possible answers.
@@ -66,9 +66,9 @@ class AnswerProtocol:
     """Settings under which all models answer.
 
     Attributes:
-        data: The data module, with the tokenizer and the rule for right answers.
-        mode: 'rank' takes the likeliest of all possible answers, 'generate' decodes greedily.
-        room: Maximum number of tokens to write, by default as many as a batch of windows needs.
+        data: The data module, with the tokenizer and the rule for correct answers.
+        mode: 'rank' takes the most likely of all possible answers, 'generate' decodes greedily.
+        room: Maximum number of tokens to write. Defaults to what a batch of windows needs.
         precision: Precision of the matrix products.
         following: The question whose latents a question gets if latents are swapped, by its
             ``sequence_id``.
@@ -140,7 +140,7 @@ class AnswerProtocol:
                     write(model, self.data, questions, room)
 
 
-# ---- the likeliest of all possible answers
+# ---- the most likely of all possible answers
 
 
 def rank(
@@ -171,7 +171,9 @@ def rank(
     parts = (_candidate_batch(tokenizer, pairs[i : i + size]) for i in range(0, len(pairs), size))
     with compute.recording():
         scores = [score_batch(model, batch, precision) for batch in compute.watch(parts)]
-    log_probs = [one.log_prob.double().sum(dim=1) + one.sequence_term.double() for one in scores]
+    log_probs = [
+        score.log_prob.double().sum(dim=1) + score.sequence_term.double() for score in scores
+    ]
     # (questions * candidates,) to (questions, candidates), as `pairs` are ordered
     best = torch.cat(log_probs).view(len(questions), len(texts)).argmax(dim=1).tolist()
     replies = [
@@ -195,7 +197,7 @@ def _candidate_batch(
     batch = answer_batch(
         rows,
         sizes,
-        # One id for all answers of a question, so that a method's random draws are the same.
+        # One id for all answers to a question, so that a method's random draws are the same.
         np.array([question.sequence_id for question, _ in pairs]),
         first_answers=lengths - 1,
         groups=np.array([question.group for question, _ in pairs]),
@@ -238,7 +240,7 @@ class Timing:
         return {
             "seconds_per_question": self.seconds,
             "speed_up": None if baseline is None else self.speed_up(baseline),
-            "seconds_per_question_by_round": [each / self.questions for each in self.rounds],
+            "seconds_per_question_by_round": [seconds / self.questions for seconds in self.rounds],
         }
 
 

@@ -1,14 +1,14 @@
-"""``evaluate.py reason``: the same questions with known answers for any models.
+"""``evaluate.py reason``: asks any models the same questions with known answers.
 
-Thinking States and its baselines write answers to reasoning rows, for Tables 1 to 3 and Fig. 3 of
-*Latent Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time against
-chain of thought in the same run, passes of the prefill. Scripts in docs/papers compute Fig. 5 and
-the overlaps of Sec. 4.5 from the answers file.
+Thinking States and its baselines write their answers, for Tables 1 to 3 and Fig. 3 of *Latent
+Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time relative to
+chain of thought in the same run, and the number of prefill passes. Scripts in docs/papers compute
+Fig. 5 and the overlaps of Sec. 4.5 from the answers file.
 
-Models of windows rank all possible answers to kinship stories (Thoughtbubbles, Fig. 7), or write
-their answers (``--mode generate``).
+Window models rank all possible answers to kinship stories (Thoughtbubbles, Fig. 7), or write their
+answers (``--mode generate``).
 
-NOTE(paper): batch sizes of the paper's timings are not published; here ``--timing_batch_size``.
+NOTE(paper): the batch size of the timings is unpublished; ``--timing_batch_size`` sets ours.
 """
 
 from collections.abc import Sequence
@@ -61,26 +61,26 @@ from evaluation.reason.scores import (
 from evaluation.runs import find_named
 from lightning_models.recipe import import_packages
 
-# ---- asking and timing
+# ---- answers and timings
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReasonConfig:
-    """Settings of asking and timing models."""
+    """Settings for asking and timing models."""
 
     mode: Mode | None = None
-    """rank: the likeliest of all possible answers; generate: greedy text must be right (null: rank
-    if the data list all possible answers)."""
+    """rank: take the most likely of all possible answers; generate: compare greedily decoded text.
+    Null means rank if the data list all possible answers, else generate."""
     max_new_tokens: PositiveInt | None = None
-    """Maximum number of tokens that a model may write, steps included (null: twice the longest
-    right text with all its steps; for windows the longest answer of a batch)."""
+    """Maximum number of tokens that a model may write, steps included. Null means twice the longest
+    correct text with all its steps; for windows, the longest answer in the batch."""
     rounds: PositiveInt | None = 5
-    """Rounds of timing, in each of which every model answers the same questions (null: no
-    timing)."""
+    """Number of timing rounds, in each of which every model answers the same questions. Null means
+    no timing."""
     timing_batches: PositiveInt = 8
-    """Number of batches to time, the first ones."""
+    """Number of batches to time, from the first."""
     timing_batch_size: PositiveInt | None = None
-    """Questions in a timed batch (null: as in other batches)."""
+    """Number of questions in a timed batch. Null means as in other batches."""
 
 
 def measure_reason(
@@ -96,16 +96,16 @@ def measure_reason(
     """Asks models the questions of a split, and times them.
 
     Args:
-        contestants: The models; ones whose latents are replaced are not timed.
-        data: Data that are prepared and set up.
-        config: Settings of asking and timing.
+        contestants: The models. Models whose latents are replaced are not timed.
+        data: Datamodule, prepared and set up.
+        config: Settings for asking and timing.
         split: Split of the questions.
         precision: Precision of the matrix products.
-        limit_batches: Number of batches to ask, by default all.
+        limit_batches: Number of batches to ask. Defaults to all.
         noise_seed: Seed of the noise that replaces latents.
 
     Returns:
-        The content of the JSON file, and all answers, see ``answer_row``, model after model in the
+        The content of the JSON file, and all answers (see ``answer_row``), model by model in the
         order of the questions.
 
     Raises:
@@ -120,33 +120,33 @@ def measure_reason(
     if data.rows != "windows":  # for windows, the answers of each batch determine the room
         room = room_for(questions, data, room)
     following: dict[int, Question] = {}
-    if any(one.control == "swap" for one in contestants):
+    if any(contestant.control == "swap" for contestant in contestants):
         following = _following(questions, questions_in(source.batch(count % len(source)))[0])
     mode = pick_mode(data, config.mode)
     protocol = AnswerProtocol(data, mode, room, precision, following, noise_seed)
-    asked = [protocol.replies(one, batches, context) for one in contestants]
+    asked = [protocol.replies(contestant, batches, context) for contestant in contestants]
     rows = [
-        [answer_row(data.tokenizer, one.label, reply) for reply in each.replies]
-        for one, each in zip(contestants, asked, strict=True)
+        [answer_row(data.tokenizer, contestant.label, reply) for reply in answers.replies]
+        for contestant, answers in zip(contestants, asked, strict=True)
     ]
     size = config.timing_batch_size or data.eval_batch_size
     timed = questions[: config.timing_batches * size if config.rounds else 0]
     cut = [timed[start : start + size] for start in range(0, len(timed), size)]
     timings: list[Timing | None] = [None] * len(contestants)
     if config.rounds:
-        plain = [idx for idx, one in enumerate(contestants) if one.control is None]
+        plain = [idx for idx, contestant in enumerate(contestants) if contestant.control is None]
         answering = [partial(protocol.answer, contestants[idx], cut) for idx in plain]
         device = contestants[0].model.device
-        taken = time_in_turn(answering, config.rounds, len(timed), device)
-        for idx, timing in zip(plain, taken, strict=True):
+        measured = time_in_turn(answering, config.rounds, len(timed), device)
+        for idx, timing in zip(plain, measured, strict=True):
             timings[idx] = timing
-    chains = (idx for idx, one in enumerate(contestants) if one.is_chain_of_thought)
+    chains = (idx for idx, contestant in enumerate(contestants) if contestant.is_chain_of_thought)
     first = next(chains, None) if config.rounds else None
-    rival = None if first is None else timings[first]
+    baseline = None if first is None else timings[first]
     content = {
         "results": [
-            _result(*each, data=data, rival=rival, noise_seed=noise_seed)
-            for each in zip(contestants, asked, rows, timings, strict=True)
+            _result(*parts, data=data, baseline=baseline, noise_seed=noise_seed)
+            for parts in zip(contestants, asked, rows, timings, strict=True)
         ],
         "baseline": None if first is None else contestants[first].label,
         "data": describe_data(contestants[0].checkpoint, data, split),
@@ -167,7 +167,7 @@ def measure_reason(
 
 
 def _following(questions: Sequence[Question], after: Question) -> dict[int, Question]:
-    """Returns the next question by the id of each; ``after`` is the one after the last."""
+    """Maps the id of each question to the next question; ``after`` follows the last one."""
     if len(questions) == 1 and questions[0].sequence_id == after.sequence_id:
         raise ValueError(f"{CONTROL} (swap) needs at least 2 questions, and the split has 1")
     ids = (question.sequence_id for question in questions)
@@ -175,17 +175,17 @@ def _following(questions: Sequence[Question], after: Question) -> dict[int, Ques
 
 
 def _result(
-    one: Contestant,
+    contestant: Contestant,
     asked: ModelAnswers,
     rows: Sequence[dict[str, Any]],
     timing: Timing | None,
     *,
     data: Any,
-    rival: Timing | None,
+    baseline: Timing | None,
     noise_seed: int,
 ) -> dict[str, Any]:
-    checkpoint, model, chosen = one.checkpoint, one.model, {}
-    with one.ready():
+    checkpoint, model, chosen = contestant.checkpoint, contestant.model, {}
+    with contestant.ready():
         changed = changed_fields(checkpoint, model)
     if asked.likelihood is not None:
         chosen = {
@@ -195,11 +195,11 @@ def _result(
             "causal": model.causal or asked.likelihood == "estimate",
         }
     return {
-        "label": one.label,
+        "label": contestant.label,
         "model": type(model).__name__,
-        **({} if one.latents is None else {"latents": one.latents}),
-        **({} if one.control is None else {CONTROL: one.control}),
-        **({"noise_seed": noise_seed} if one.control == "noise" else {}),
+        **({} if contestant.latents is None else {"latents": contestant.latents}),
+        **({} if contestant.control is None else {CONTROL: contestant.control}),
+        **({"noise_seed": noise_seed} if contestant.control == "noise" else {}),
         "checkpoint": str(checkpoint.path),
         "settings": {
             "trained_on": trained_on(checkpoint),
@@ -209,7 +209,7 @@ def _result(
             "set": changed,
         },
         **measure_answers(rows, data.group_name),
-        **({} if timing is None else timing.as_dict(rival)),
+        **({} if timing is None else timing.as_dict(baseline)),
         **chosen,
         **asked.cost,
     }
@@ -222,7 +222,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declares the command's options; data default to the first checkpoint's."""
     add_labelled_checkpoints(
         parser,
-        "All must have the same tokenizer. Speed-ups are over the first one that writes its steps.",
+        "All must have the same tokenizer. Speed-ups are over the first one that writes out steps.",
     )
     add_data_arguments(parser)
     parser.set_defaults({"split": "test"})
@@ -231,7 +231,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=NonNegativeInt,
         nargs="+",
         default=[],
-        help="Numbers of latent thoughts at which to ask every model with latent thoughts.",
+        help="Numbers of latent thoughts with which to ask every model that has latent thoughts.",
     )
     parser.add_argument(
         f"--{CONTROL}",
@@ -246,14 +246,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--label",
         type=str | None,
         default=None,
-        help="Keys of the models' config that name them, separated by commas, or model for the "
-        "class (null: NAME, else the name of the run, else its path).",
+        help="Config fields that name the models, separated by commas, or model for the class. "
+        "Null means NAME, else the name of the run, else its path.",
     )
     parser.add_class_arguments(ReasonConfig)
     add_file_arguments(
         parser,
         output="JSON file to write.",
-        answers_file="JSONL file to write, one answer a line.",
+        answers_file="JSONL file to write, one answer per line.",
         figure="Figure of accuracies by group to write, .svg, .png or .pdf; its points are written "
         "next to it as .csv.",
     )
@@ -261,13 +261,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--against",
         type=str | None,
         default=None,
-        help="Field of the models' config on the x axis of the figure instead of groups, with "
-        "speed-ups, e.g. chunk_size; recurrence: layers between injection and extraction (Fig. 3).",
+        help="Config field to plot accuracy and speed-up against instead of groups, e.g. "
+        "chunk_size or recurrence, the number of layers between injection and extraction (Fig. 3).",
     )
 
 
 def run(settings: Namespace) -> None:
-    """Asks the questions, prints tables, and writes the files that are named."""
+    """Asks the questions, prints tables, and writes the requested files."""
     config = chosen(settings, ReasonConfig)
     target, answers = check_targets(output=settings.output, answers_file=settings.answers_file)
     picture = _picture(settings)
@@ -286,7 +286,9 @@ def run(settings: Namespace) -> None:
         controls=settings[CONTROL],
     )
     against = None if settings.against is None else settings_of(contestants, settings.against)
-    prepare_for_all(data, [(one.checkpoint, one.model) for one in contestants], "ckpt")
+    prepare_for_all(
+        data, [(contestant.checkpoint, contestant.model) for contestant in contestants], "ckpt"
+    )
     keys = ("split", "precision", "limit_batches", "noise_seed")
     content, rows = measure_reason(
         contestants,

@@ -16,7 +16,7 @@ from lightning_models.checkpoint import Checkpoint, Recipe
 from lightning_models.recipe import resolve_class
 
 LATENTS = "eval_latents"
-"""Field of a config: number of latent thoughts at inference (null: as in training)."""
+"""Field of a config: number of latent thoughts at inference, or null for the number in training."""
 CONTROL = "replace_latents"
 """Key of results: control that replaces a model's latents."""
 
@@ -26,7 +26,7 @@ CONTROL = "replace_latents"
 def build_questions(checkpoints: Sequence[Checkpoint], recipe: Recipe | None) -> Any:
     """Builds a data module of questions, not yet prepared.
 
-    The default are the data of the first checkpoint, whose tokenizer any data take.
+    Defaults to the data of the first checkpoint. Any data use its tokenizer.
 
     Raises:
         ValueError: If they cannot be built, have no questions, or have rows that a model cannot
@@ -36,7 +36,7 @@ def build_questions(checkpoints: Sequence[Checkpoint], recipe: Recipe | None) ->
     name = type(data).__name__
     if not hasattr(data, "is_right"):
         raise ValueError(
-            f"data ({name}) has no questions with one right answer; name such data with --data, "
+            f"data ({name}) has no questions with one correct answer; name such data with --data, "
             "e.g. --data datamodules.Kinship"
         )
     for checkpoint in checkpoints:
@@ -84,7 +84,7 @@ class Contestant:
     def is_chain_of_thought(self) -> bool:
         """Whether it writes all steps before its answer, and so is a baseline of speed-ups.
 
-        Models of a curriculum, which write steps in early stages, are none.
+        Models with a curriculum, which write steps in early stages, are not.
         """
         return bool(getattr(self.model, "writes_chain", False)) and not hasattr(
             self.model, "stages"

@@ -131,7 +131,7 @@ def _notes(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"{data['left_out']:,} more are longer than block_size, and left out"
     if candidates is not None:
         yield (
-            f"the likeliest of {candidates} possible answers is taken; the accuracy by chance is "
+            f"the most likely of {candidates} possible answers is taken; the accuracy by chance is "
             f"{1 / candidates:.4f}"
         )
     if settings["rounds"]:
@@ -163,7 +163,7 @@ def settings_of(contestants: Sequence[Contestant], key: str) -> Against:
     Raises:
         ValueError: If no model has the field, or a value is not a number.
     """
-    values = [_setting(one, key) for one in contestants]
+    values = [_setting(contestant, key) for contestant in contestants]
     if all(value is None for value in values):
         raise ValueError(f"against ({key}) is not a field of any model's config")
     return key, values
@@ -191,11 +191,15 @@ def _setting(one: Contestant, key: str) -> float | None:
 def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = None) -> pd.DataFrame:
     """Returns the points of the figure: ``label``, the x value, and the y values.
 
-    There is a row for each model and group with ``accuracy`` and ``standard_error``, or, against a
-    setting, a row for each model with ``speed_up`` too.
+    There is one row per model and group with ``accuracy`` and ``standard_error``, or, against a
+    setting, one row per model that also has ``speed_up``.
     """
     if against is None:
-        lines = [{"label": one["label"], **group} for one in results for group in one["by_group"]]
+        lines = [
+            {"label": result["label"], **group}
+            for result in results
+            for group in result["by_group"]
+        ]
         return pd.DataFrame(lines, dtype=object).drop(columns="questions")
     points = pd.DataFrame(results, dtype=object).reindex(
         columns=["label", "accuracy", "standard_error", "speed_up"]
@@ -205,7 +209,7 @@ def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = No
 
 
 def reason_figure(results: Sequence[Mapping[str, Any]], against: Against | None = None) -> Any:
-    """Draws accuracy against groups, a line a model, or against a setting, a line a model class.
+    """Draws accuracy against groups, a line per model, or a setting, a line per model class.
 
     Error bars are one standard error. Against a setting, points are annotated with speed-ups, and
     models without the setting are dotted lines.

@@ -142,7 +142,7 @@ class HarnessModel(LM):
 
     Args:
         model: The model on its device, in eval mode.
-        tokenizer: The tokenizer of its training.
+        tokenizer: The tokenizer that the model was trained with.
         batch_size: Number of rows scored, or written, at once.
         mode: 'blockwise' reads context and continuation in one pass; 'autoregressive' scores each
             token given its prefix only, which differs for models that are not causal.
@@ -152,7 +152,7 @@ class HarnessModel(LM):
         rank: Rank of this process.
         world_size: Number of processes that share the examples.
         gather: Function that gathers a value from all ranks.
-        progress: Whether to show progress bars, by default if stderr is a terminal.
+        progress: Whether to show progress bars. Defaults to whether stderr is a terminal.
 
     Attributes:
         usage: Time and tokens of this process, by task.
@@ -231,7 +231,7 @@ class HarnessModel(LM):
         for request in requests:
             wanted.append(self._writing_request(request, seen[id(request)]))
             seen[id(request)] += 1
-        keys = [(*r.args, one.stream) for r, one in zip(requests, wanted, strict=True)]
+        keys = [(*r.args, request.stream) for r, request in zip(requests, wanted, strict=True)]
         cached = self.cache_hook.dbdict or {}
         texts = [cached.get(hash_args("generate_until", key)) for key in keys]
         missing = [idx for idx, text in enumerate(texts) if text is None]
@@ -445,7 +445,7 @@ def _given(job: _RequestSegment) -> tuple[int, ...]:
 
 
 def _tokens_once(group: Sequence[_RequestSegment]) -> int:
-    """Returns the number of tokens of a context and of all its continuations."""
+    """Returns the number of tokens of a context and all its continuations."""
     return len(_given(group[0])) + _continued(group)
 
 

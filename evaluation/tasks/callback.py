@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import lightning as L
 
-from callbacks.hooks import check_least, gather
+from callbacks.hooks import check_minimum, gather
 from callbacks.random_state import undisturbed
 from callbacks.trainer_state import tokenizer_of
 
@@ -25,8 +25,8 @@ class TaskScores(L.Callback):
     Args:
         tasks: Names of tasks, groups or tags, e.g. ``[lambada_local, blimp_local]``.
         every_n_steps: Number of optimiser steps between scorings.
-        limit: Number of examples of each task, the first ones (null: all).
-        num_fewshot: Number of examples before each question (null: as the task sets it).
+        limit: Number of examples of each task, from the first. Null means all.
+        num_fewshot: Number of examples before each question. Null means as the task sets it.
         batch_size: Number of rows in a batch.
         mode: 'blockwise', or 'autoregressive', which scores each token given its prefix only.
         include_path: Folder of your task files.
@@ -51,7 +51,7 @@ class TaskScores(L.Callback):
     ) -> None:
         numbers = {"every_n_steps": every_n_steps, "limit": limit, "batch_size": batch_size}
         for name, value in {**numbers, "max_gen_toks": max_gen_toks}.items():
-            check_least(name, value, 1)
+            check_minimum(name, value, 1)
         self.tasks = list(dict.fromkeys(tasks))
         if not self.tasks:
             raise ValueError("tasks ([]) must name some, e.g. [blimp_local]")

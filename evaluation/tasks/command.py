@@ -52,13 +52,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--limit",
         type=PositiveInt | None,
         default=None,
-        help="Number of examples of a task to score (null: all).",
+        help="Number of examples of a task to score. Null means all.",
     )
     parser.add_argument(
         "--num_fewshot",
         type=NonNegativeInt | None,
         default=None,
-        help="Worked examples before each question (null: as the task sets it, or none).",
+        help="Worked examples before each question. Null means as the task sets it, or none.",
     )
     parser.add_argument(
         "--batch_size", type=PositiveInt, default=DEFAULT_BATCH, help="Rows per batch."
@@ -72,8 +72,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_budget_argument(
         parser,
-        "Streams of Thoughtbubbles: in proportion to a text's length (null: this, as in the "
-        "paper), or as for a whole window.",
+        "Number of streams of Thoughtbubbles: in proportion to a text's length, as in the paper "
+        "(the default), or as for a whole window.",
     )
     parser.add_argument(
         "--max_gen_toks",
@@ -90,12 +90,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="File of cached answers (sqlite), from which an interrupted run continues.",
     )
     add_file_arguments(
-        parser, output="JSON file to write.", samples="JSONL file to write, one example a line."
+        parser, output="JSON file to write.", samples="JSONL file to write, one example per line."
     )
 
 
 def run(settings: Namespace) -> None:
-    """Scores the tasks, prints the table, and writes the files that are named."""
+    """Scores the tasks, prints the table, and writes the requested files."""
     targets = check_targets(output=settings.output, samples=settings.samples, cache=settings.cache)
     output, samples, cache = targets
     names = split_names(settings.tasks)
@@ -146,7 +146,7 @@ def run(settings: Namespace) -> None:
 def describe(
     settings: Namespace, checkpoint: Checkpoint, model: LanguageModel, names: list[str]
 ) -> dict[str, Any]:
-    """Returns the settings of the scoring as plain values."""
+    """Returns the settings for scoring as plain values."""
     keys = ("include_path", "limit", "num_fewshot", "batch_size", "mode", "max_gen_toks", "seed")
     budget = getattr(model.config, "uses_budget", False)
     return {

@@ -69,14 +69,14 @@ def load_tasks(
         names: Names of tasks, groups or tags of the harness, ``configs/tasks`` and
             ``include_path``; files of the latter take precedence.
         include_path: Folder of the user's task files, if any.
-        num_fewshot: Number of examples before each question, by default as the task sets it. Tasks
+        num_fewshot: Number of examples before each question. Defaults to the task's own. Tasks
             that set 0 keep it, as in the harness.
 
     Raises:
         ValueError: If a name is unknown, or the data of a task are not available.
     """
     if include_path is not None and not Path(include_path).is_dir():
-        raise ValueError(f"include_path ({include_path}) is no folder; name one with task files")
+        raise ValueError(f"include_path ({include_path}) is not a folder; name one with task files")
     folders = [OWN_TASKS, *([] if include_path is None else [Path(include_path)])]
     loaded: dict[str, Any] = {"tasks": {}, "groups": {}}
     with quiet():
@@ -135,7 +135,7 @@ def _load(manager: TaskManager, name: str) -> Any:
         raise ValueError(
             f"tasks ({name}) cannot be loaded ({reason}). Its data come from the Hugging Face hub: "
             "set HF_HOME to a cache that holds them, or copy them into a folder, name it with "
-            "DATA=folder, and take the tasks of configs/tasks (lambada_local, hellaswag_local, "
+            "DATA=folder, and use the tasks of configs/tasks (lambada_local, hellaswag_local, "
             "piqa_local, blimp_local, arc_easy_local, arc_challenge_local; see docs/tasks.md)"
         ) from error
 
@@ -171,7 +171,7 @@ def score_tasks(
     Args:
         lm: The model.
         tasks: Tasks from ``load_tasks``.
-        limit: Number of examples of each task, the first ones, by default all.
+        limit: Number of examples of each task, from the first. Defaults to all.
         cache: File of cached answers, which are reused; new answers are added.
         identity: Digest of everything that determines answers; it must match the cache's.
         bootstrap_iters: Samples for the standard errors of perplexities; 0 for none.
@@ -201,7 +201,7 @@ def score_tasks(
 class AnswerFile(CachingLM):
     """The model with a file of answers, in which each repeat of a request has an entry.
 
-    The harness' class keeps one text a request, which all repeats would get, and skips requests
+    The harness' class keeps one text per request, which all repeats would get, and skips requests
     that are repeated with other draws.
     """
 

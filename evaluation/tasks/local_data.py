@@ -58,7 +58,7 @@ def _only(pattern: str, optional: bool) -> Path | None:
         )
     root = Path(data).expanduser()
     if not root.is_dir():
-        raise TaskDataError(f"DATA ({data}) is no folder; {LAYOUT}")
+        raise TaskDataError(f"DATA ({data}) is not a folder; {LAYOUT}")
     folder, _, name = pattern.rpartition("/")
     folders = root.glob(folder) if folder else [root]
     result = sorted(p for path in folders if path.is_dir() for p in files_like(path, name))

@@ -2,7 +2,7 @@
 
 The protocol of the Latent-Thought paper (arXiv 2502.01567, section 3.3 and appendix A.3): five
 candidates of up to 50 tokens, each a multinomial sample after a separate inference of the latent
-vectors; a question counts as solved if any candidate is right.
+vectors; a question counts as solved if any candidate is correct.
 
 NOTE(paper): the paper names "the 1K test set"; the task has all 1,319 test problems. The paper
 publishes neither its prompt nor its extraction of answers: ours are in the task file and in
@@ -28,7 +28,7 @@ _MARKED = re.compile(r"####([^\n]*)")
 
 
 def local_problems(**arguments: Any) -> dict[str, Dataset]:
-    """Reads GSM8K from files below ``DATA``, see ``local_data.load``.
+    """Reads GSM8K from files under ``DATA``, see ``local_data.load``.
 
     Raises:
         TaskDataError: If a file is not as published, or train contains test questions.
@@ -93,6 +93,6 @@ def pass_rates(doc: dict[str, Any], results: Sequence[Sequence[str | None]]) -> 
 def pass_at(k: int, tries: int, right: int) -> float:
     """Returns the unbiased estimate of pass@k, 1 - C(tries - right, k) / C(tries, k).
 
-    It is the share of the sets of k tries that contain a right one.
+    It is the share of the sets of k tries that contain a correct one.
     """
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)

@@ -1,20 +1,20 @@
 """Tokenisation of contexts and continuations for each type of model, and the tokens to score.
 
-The harness asks for the log-likelihood of a continuation after a context. The boundary between
-their tokens is the one of its ``hf`` model: both are encoded together, white space at the end of
-the context goes to the continuation, an empty context is BOS or the end-of-text token, and texts
-begin with BOS if the tokenizer adds it. If a token spans the join, the context is encoded
-separately, and the first tokens of the whole text, as many as the context has, are left out.
+The harness asks for the log-likelihood of a continuation after a context. Tokens are divided
+between the two as in its ``hf`` model: both are encoded together, white space at the end of the
+context goes to the continuation, an empty context is BOS or the end-of-text token, and texts begin
+with BOS if the tokenizer adds it. If a token spans the join, the context is encoded separately, and
+the continuation is the whole text's tokens after the first n, where n is the context's length.
 
 ``LoadedModel.score`` reads whole texts (``documents``): all tokens of the context are kept and the
 continuation is encoded separately, so that the scored tokens are exactly its text.
 
-| reader | for models of | scored tokens |
+| reader | for models that read | scored tokens |
 |---|---|---|
 | `WindowReader` | windows of tokens | the continuation's tokens |
-| `MarkedReader` | windows over marked sentences | its words, not the marks between sentences |
-| `SentenceReader` | sentences (Thought Gestalt) | its words, not the marks |
-| `QuestionReader` | questions (the context) with answers | the answer's tokens and its EOS |
+| `MarkedReader` | windows over marked sentences | its words, not the markers between sentences |
+| `SentenceReader` | sentences (Thought Gestalt) | its words, not the markers |
+| `QuestionReader` | questions (the context) and answers | the answer's tokens and its EOS |
 """
 
 import hashlib
@@ -43,9 +43,9 @@ class Segment:
     """Tokens that the model reads in one row, with a mask of the scored ones.
 
     Attributes:
-        tokens: Token ids; from a `SentenceReader` without marks.
-        scored: Whether each token is scored; the first one of a window never is, the last one is.
-        ends: Ends of the sentences as indices of tokens from a `SentenceReader`, else empty.
+        tokens: Token ids; a `SentenceReader` leaves out the markers.
+        scored: Whether each token is scored. The first token of a window never is; the last is.
+        ends: Token index at which each sentence ends, for a `SentenceReader`; else empty.
     """
 
     tokens: tuple[int, ...]
@@ -74,10 +74,10 @@ class Segment:
 
 
 def stream_of(tokens: Sequence[int]) -> int:
-    """Returns the 62-bit id of the random stream after context tokens.
+    """Returns the 62-bit id of the random stream for a context.
 
-    Random draws of a scored text depend on its context only, so they are the same for all answers
-    of a question, in any batch and order.
+    Random draws for a scored text depend on its context only, so they are the same for all answers
+    to a question, in any batch and order.
     """
     digest = hashlib.sha256(np.asarray(tokens, dtype=np.int64).tobytes()).digest()
     return int.from_bytes(digest[:8], "big") >> 2
@@ -87,10 +87,10 @@ class Reader(ABC):
     """Converts texts to tokens, and tokens to batches.
 
     Args:
-        tokenizer: The tokenizer of the model's training.
+        tokenizer: The tokenizer that the model was trained with.
         limit: Maximum number of tokens that the model reads at once, or None if unlimited.
         documents: Whether contexts begin documents, after BOS or the end-of-text token as in
-            training, and continuations are encoded separately. The harness' contexts do not.
+            training, and continuations are encoded separately. False for the harness.
 
     Attributes:
         spanned: Number of requests so far with a token that spans context and continuation.
@@ -113,7 +113,7 @@ class Reader(ABC):
 
         Args:
             segments: At least one segment.
-            whole: Whether texts have no context: then a method that infers latents bounds the
+            whole: Whether texts have no context. If so, a method that infers latents bounds the
                 likelihood of the text instead, and each text has separate draws.
         """
         given = [
@@ -155,9 +155,9 @@ class Reader(ABC):
         return windows(self.segment(context, continuation), self.limit)
 
     def prompt(self, text: str) -> list[int]:
-        """Returns the ids of a prompt, at least one.
+        """Returns the ids of a prompt, which is never empty.
 
-        For models of sentences they have marks, and the last sentence is open.
+        For sentence models, it includes markers, and the last sentence is left open.
         """
         marked = isinstance(self.tokenizer, SentenceTokenizer)
         if marked or self.tokenizer.text_bos_id is not None:
@@ -185,7 +185,7 @@ def windows(segment: Segment, limit: int | None) -> list[Segment]:
         end = min(begin + limit, size)
         start = max(0, end - limit - 1)
         scored = [idx >= begin and segment.scored[idx] for idx in range(start, end)]
-        if any(scored):  # a window of marks only is skipped
+        if any(scored):  # a window of only markers is skipped
             last = len(scored) - scored[::-1].index(True)
             tokens = segment.tokens[start : start + last]
             parts.append(Segment(tokens, tuple(scored[:last])))
@@ -209,7 +209,7 @@ class WindowReader(Reader):
         return list(self._encoded(context)), self.tokenizer.encode_continuation(continuation)
 
     def _together(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Encodes the context, and takes the rest of the whole text's tokens by their number."""
+        """Encodes both together, and splits the tokens after as many as the context has."""
         kept = context.rstrip()
         whole = self.tokenizer.encode(kept + context[len(kept) :] + continuation)
         given = list(self._encoded(kept)) if kept else []
@@ -230,9 +230,9 @@ class WindowReader(Reader):
         segment = self.segment("", text)  # the end of the document is its last target
         return Segment((*segment.tokens, self.tokenizer.eos_id), (*segment.scored, True))
 
-    @lru_cache(maxsize=64)  # noqa: B019 (a reader lives as long as its results are used)
+    @lru_cache(maxsize=64)  # noqa: B019 (results are used as long as the reader lives)
     def _encoded(self, text: str) -> tuple[int, ...]:
-        """Encodes a context, which all answers of a question share."""
+        """Encodes a context, which all answers to a question share."""
         return tuple(self.tokenizer.encode(text))
 
     def rows(self, segments: Sequence[Segment]) -> Batch:
@@ -256,7 +256,7 @@ class MarkedReader(WindowReader):
     tokenizer: SentenceTokenizer
 
     def segment(self, context: str, continuation: str) -> Segment:
-        """Returns both texts with marks; the last sentence is open."""
+        """Returns both texts with markers; the last sentence is left open."""
         unmarked = word_segment(self.tokenizer, context, continuation, apart=self.documents)
         tokens: list[int] = []
         scored: list[bool] = []
@@ -268,7 +268,7 @@ class MarkedReader(WindowReader):
 
 
 class SentenceReader(Reader):
-    """Reader of words in sentences, to which the batch adds marks."""
+    """Reader of words in sentences, to which the batch adds markers."""
 
     tokenizer: SentenceTokenizer
 
@@ -276,20 +276,20 @@ class SentenceReader(Reader):
         return word_segment(self.tokenizer, context, continuation, apart=self.documents)
 
     def rows(self, segments: Sequence[Segment]) -> Batch:
-        """Returns the keys of `datamodules.sentences.batches.grid_batch`."""
+        """Returns a batch with the keys of `datamodules.sentences.batches.grid_batch`."""
         batch = written_batch(
             [[segment.tokens[a:b] for a, b in _spans(segment)] for segment in segments],
             range(len(segments)),
             bos_id=self.tokenizer.bos_id,
             eos_id=self.tokenizer.eos_id,
         )
-        # the slots that predict words, row by row, have the order of the segments' words
+        # row by row, the slots that predict words are in the order of the segments' words
         scored = torch.tensor([mark for segment in segments for mark in segment.scored])
         kept = torch.zeros_like(batch["mask"]).masked_scatter_(batch["lexical"], scored)
         return batch | {"targets": batch["targets"].where(kept, IGNORE)}
 
     def shared_batch(self, segments: Sequence[Segment]) -> Batch:
-        """Returns ``batch`` and ``owners`` (B, S), see ``ThoughtGestaltLM.score``.
+        """Returns ``batch`` with ``owners`` (B, S), see ``ThoughtGestaltLM.score``.
 
         A sentence without scored words is shared by rows that are equal up to its end.
         """
@@ -303,14 +303,14 @@ class SentenceReader(Reader):
         return self.batch(segments) | {"owners": owners}
 
     def read_tokens(self, segment: Segment) -> int:
-        return len(segment.tokens) + 2 * len(segment.ends)  # words, and the marks of each sentence
+        return len(segment.tokens) + 2 * len(segment.ends)  # words, and two markers per sentence
 
 
 class QuestionReader(Reader):
     """Reader of questions (the context) and their answers."""
 
     def segment(self, context: str, continuation: str) -> Segment:
-        # the EOS after the answer is scored, too
+        # the EOS after the answer is also scored
         query = self.tokenizer.prompt_ids(context)
         answer = [*self.tokenizer.encode_continuation(continuation), self.tokenizer.eos_id]
         return Segment.of(query, answer)
@@ -319,7 +319,7 @@ class QuestionReader(Reader):
         return self.segment(text, "")
 
     def rows(self, segments: Sequence[Segment]) -> Batch:
-        """Returns the keys of `datamodules.reasoning.batches` except ``num_bytes``; no steps."""
+        """Returns a batch as in `datamodules.reasoning.batches`, without steps or ``num_bytes``."""
         queries = [torch.tensor(segment.tokens[: segment.given]) for segment in segments]
         answers = [torch.tensor(segment.tokens[segment.given :]) for segment in segments]
         rows, eos = len(segments), self.tokenizer.eos_id
@@ -353,9 +353,9 @@ def word_segment(
 ) -> Segment:
     """Returns the words of both texts with the ends of their sentences; the continuation is scored.
 
-    The whole text is split into sentences, so a continuation may continue the context's last one or
-    begin another. It is tokenised as a whole too, and a word that spans the join is scored; with
-    ``apart`` the two texts are tokenised separately.
+    The whole text is split into sentences, so a continuation may continue the context's last
+    sentence or begin another. It is also tokenised as a whole, and a word that spans the join is
+    scored; with ``apart``, the two texts are tokenised separately.
     """
     if apart and context:
         sentences, given = tokenizer.continued_sentences(context, continuation)
@@ -364,7 +364,7 @@ def word_segment(
         measured = tokenizer.measured_sentences(context + continuation)
         sentences = [ids.tolist() for ids, _ in measured]
         covered = np.cumsum(np.concatenate([sizes for _, sizes in measured]))
-        # the bytes of a character that words share belong to the last of them
+        # if words share the bytes of a character, they belong to the last word
         given = int(np.searchsorted(covered, kept)) + (kept > 0 and kept in covered)
     tokens = [token for sentence in sentences for token in sentence]
     ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
@@ -381,9 +381,9 @@ def label(
     Args:
         likelihood: Kind of the model's likelihood.
         causal: Whether the model is causal.
-        from_prefixes: Whether each token was scored given its prefix only. Then everything is
-            causal, and ``noncausal`` models are exact.
-        given: Whether there was a context, from which alone an ``estimate`` is inferred.
+        from_prefixes: Whether each token was scored given its prefix only, which makes every model
+            causal and ``noncausal`` ones exact.
+        given: Whether there was a context; an ``estimate`` is then inferred from it only.
     """
     if from_prefixes:
         return "exact" if likelihood == "noncausal" else likelihood, True
@@ -393,11 +393,11 @@ def label(
 def reader_of(model: LanguageModel, tokenizer: Tokenizer, *, documents: bool = False) -> Reader:
     """Returns the reader for a model's type of rows.
 
-    Models that answer questions have a reader for ``documents`` (see ``Reader``) only; the context
-    is the question.
+    Models that answer questions only have a reader for ``documents`` (see ``Reader``), in which
+    the context is the question.
 
     Raises:
-        ValueError: If the model only answers questions, or its tokenizer does not fit its rows.
+        ValueError: If the model only answers questions, or its tokenizer does not mark sentences.
     """
     if model.reads == "reasoning" and documents:
         return QuestionReader(tokenizer, None)
@@ -410,10 +410,10 @@ def reader_of(model: LanguageModel, tokenizer: Tokenizer, *, documents: bool = F
     name = type(model).__name__
     if model.reads == "sentences":
         raise ValueError(
-            f"ckpt: {name} reads sentences, and the tokenizer ({tokenizer.name}) does not mark "
-            "them; use the tokenizer it was trained with"
+            f"ckpt: {name} reads sentences, which the tokenizer ({tokenizer.name}) does not mark; "
+            "use the tokenizer it was trained with"
         )
     raise ValueError(
-        f"ckpt: {name} answers questions ({model.reads} rows) and has no likelihood of other "
-        "texts; evaluate it with evaluate.py reason"
+        f"ckpt: {name} answers questions ({model.reads} rows) and cannot score other texts; "
+        "evaluate it with evaluate.py reason"
     )

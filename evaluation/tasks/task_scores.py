@@ -62,13 +62,13 @@ def task_scores(
         scores[name] = {
             **_metrics(results["results"].get(name, {}), weakest(kinds)),
             "likelihood": " and ".join(kinds) or None,
-            "causal": all(one.causal for one in facts) if facts else None,
+            "causal": all(fact.causal for fact in facts) if facts else None,
             "examples": sum(count["effective"] for count in counts),
             "of_examples": sum(count["original"] for count in counts),
             "num_fewshot": results["n-shot"].get(name),
             "version": results["versions"].get(name),
-            "scored_tokens": sum(one.scored for one in facts),
-            "read_tokens": sum(one.read for one in facts),
+            "scored_tokens": sum(fact.scored for fact in facts),
+            "read_tokens": sum(fact.read for fact in facts),
             **_cost(facts, [usage[m] for m in members if m in usage], model),
             **({} if name in samples else {"tasks": members}),
         }
@@ -82,7 +82,7 @@ def facts_of(answers: Iterable[Any]) -> list[RequestStats]:
 
 def kinds_of(facts: Iterable[RequestStats]) -> list[Likelihood]:
     """Returns the kinds of likelihood of requests with scored tokens, each once."""
-    return list(dict.fromkeys(one.likelihood for one in facts if one.scored))
+    return list(dict.fromkeys(fact.likelihood for fact in facts if fact.scored))
 
 
 def weakest(kinds: Iterable[Likelihood]) -> Likelihood:
@@ -117,11 +117,11 @@ def _cost(facts: Sequence[RequestStats], parts: Sequence[TaskUsage], model: Lang
     The length of a request is the number of tokens read for a log-likelihood, or of a prompt and
     its continuation. FLOPs are per token read, or per token written.
     """
-    read, tokens = sum(one.read for one in facts), 0.0
+    read, tokens = sum(fact.read for fact in facts), 0.0
     if facts:
         length = -(-read // len(facts))
-        taken = _sum_of_known(one.steps for one in facts)
-        tokens += sum(one.scored for one in facts)
+        taken = _sum_of_known(fact.steps for fact in facts)
+        tokens += sum(fact.scored for fact in facts)
     else:
         taken = _sum_of_known(part.written_steps for part in parts)
         tokens += sum(part.written_tokens for part in parts)
@@ -131,15 +131,17 @@ def _cost(facts: Sequence[RequestStats], parts: Sequence[TaskUsage], model: Lang
     steps = None if taken is None else taken / max(1, tokens)
     flops, planned = model.generation_flops(length, steps), None
     if read:
-        flops = sum(one.flops for one in facts) / read
-        planned = sum(one.nominal_flops for one in facts) / read
+        flops = sum(fact.flops for fact in facts) / read
+        planned = sum(fact.nominal_flops for fact in facts) / read
     return price(model, length, steps, sum(part.seconds for part in parts), flops, planned)
 
 
 def shown(scores: Mapping[str, Score]) -> dict[str, Score]:
-    """Returns the scores of groups that have a mean, and of tasks outside these groups."""
-    inside = {task for one in scores.values() if one["metrics"] for task in one.get("tasks", ())}
-    return {n: one for n, one in scores.items() if one["metrics"] and n not in inside}
+    """Returns the scores of groups that have a mean, and tasks outside these groups."""
+    inside = {
+        task for score in scores.values() if score["metrics"] for task in score.get("tasks", ())
+    }
+    return {n: score for n, score in scores.items() if score["metrics"] and n not in inside}
 
 
 def headlines(scores: Mapping[str, Score]) -> dict[str, float]:
@@ -176,8 +178,8 @@ def samples_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns a plain dict for each example, in the order of the tasks.
 
     The keys are ``task``, ``example`` (its index), ``target`` and ``metrics``; for log-likelihoods
-    ``log_likelihoods`` in nats, ``greedy`` and ``tokens``, one entry a request; for written texts
-    ``texts``, one entry a try, and ``filtered``, the output of the task's filter.
+    ``log_likelihoods`` in nats, ``greedy`` and ``tokens``, one entry per request; for written texts
+    ``texts``, one entry per try, and ``filtered``, the output of the task's filter.
     """
     return [
         {

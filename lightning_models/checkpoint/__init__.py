@@ -5,7 +5,7 @@
 | `content` | `Checkpoint`: recipes, weights and the run that wrote it, checked |
 | `formats` | reading, verifying and exporting a file, a file with shards or a model folder |
 | `shards` | tensors in shards, which each process writes and reads its share of |
-| `finding` | search by path, `last`, `best` or `auto`; the runs below a folder |
+| `finding` | search by path, `last`, `best` or `auto`; the runs in a folder |
 | `restoring` | `RestoresItself`: models that write their recipe and are rebuilt from it |
 
 Callbacks decide when checkpoints are written, and write them: `callbacks.checkpoint_io`.

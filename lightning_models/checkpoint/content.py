@@ -39,7 +39,7 @@ class Checkpoint:
     """A checkpoint written by this project.
 
     Raises:
-        CheckpointError: The content has no recipe or weights, or an entry of the wrong type.
+        CheckpointError: If the content has no recipe or weights, or an entry of the wrong type.
     """
 
     path: Path
@@ -106,7 +106,8 @@ class Checkpoint:
         """Class path and init arguments of the model, checked (see ``lightning_models.recipe``).
 
         Raises:
-            CheckpointError: The recipe names a class that is not allowed, or has another version.
+            CheckpointError: If the recipe names a class that is not allowed, or has another
+                version.
         """
         self.complete("model")
         return dict(self.content["recipe"]["model"])
@@ -137,7 +138,7 @@ class Checkpoint:
         """State of the datamodule (fingerprint, tokenizer), which may be empty.
 
         Raises:
-            CheckpointError: The tokenizer in it is broken.
+            CheckpointError: If the tokenizer in it is broken.
         """
         recipe = self.content["recipe"].get("data")
         name = "" if recipe is None else recipe["class_path"].rpartition(".")[2]
@@ -148,7 +149,7 @@ class Checkpoint:
             tokenizer = part.get("tokenizer") if isinstance(part, Mapping) else None
             if tokenizer is not None and not isinstance(tokenizer, Mapping):
                 raise CheckpointError(
-                    f"{self.path}: the tokenizer of {name} is broken; take another checkpoint"
+                    f"{self.path}: the tokenizer of {name} is broken; use another checkpoint"
                 )
         return state
 

@@ -1,4 +1,4 @@
-"""Finds checkpoints, by path or as the last or best one of a run, and the runs below a folder."""
+"""Finds checkpoints, by path or as the last or best one of a run, and the runs in a folder."""
 
 import contextlib
 import difflib
@@ -36,8 +36,9 @@ def parse_path(text: str | Path, key: str = "ckpt") -> Path:
         key: Name of the option, for messages.
 
     Raises:
-        CheckpointError: The path is empty, as from a shell variable that is not set. ``Path`` would
-            take it for the working folder, and the newest checkpoint below that would be read.
+        CheckpointError: If the path is empty, as from a shell variable that is not set. ``Path``
+            would take it for the working folder, and the newest checkpoint below that would be
+            read.
     """
     if not str(text).strip():
         raise CheckpointError(
@@ -99,8 +100,8 @@ def read_checkpoint(
             so, and every rank verifies a share when it loads.
 
     Raises:
-        CheckpointError: The file is missing, damaged, would run code, or is of another program; the
-            run has kept no best checkpoint; or ``best`` is given with a file.
+        CheckpointError: If the file is missing, damaged, would run code, or is of another program;
+            the run has kept no best checkpoint; or ``best`` is given with a file.
     """
     if which not in get_args(Which):
         raise CheckpointError(f"which ({which}) must be one of {', '.join(get_args(Which))}")
@@ -151,7 +152,7 @@ def find_checkpoint(
         verifies: See :func:`read_checkpoint`.
 
     Raises:
-        CheckpointError: There is no checkpoint, or it cannot be read.
+        CheckpointError: If there is no checkpoint, or it cannot be read.
     """
     if ckpt_path == AUTO and verb == "fit":
         if not any(path for folder in folders for path in checkpoint_files(folder)):
@@ -164,7 +165,7 @@ def find_checkpoint(
 
 
 def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Checkpoint:
-    """Returns the last undamaged checkpoint of the newest run below ``folders``.
+    """Returns the last undamaged checkpoint of the newest run under ``folders``.
 
     The newest run is the one with the newest undamaged file. Files in the same folder belong to it
     if they have its id, or none in older checkpoints. The one with the highest step is used,
@@ -176,7 +177,7 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
         verifies: See :func:`read_checkpoint`.
 
     Raises:
-        CheckpointError: There is no such checkpoint.
+        CheckpointError: If there is no such checkpoint.
     """
 
     def read_again(opened: Checkpoint) -> Checkpoint:
@@ -194,7 +195,7 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
         files = files[files.index(newest.path) + 1 :]  # those before it are damaged
         others = [path for path in files if path.parent == newest.path.parent]
         siblings = _whole(others, open_checkpoint, damaged)
-        run = [newest, *(each for each in siblings if each.run_id == newest.run_id)]
+        run = [newest, *(sibling for sibling in siblings if sibling.run_id == newest.run_id)]
         run.sort(key=lambda checkpoint: (checkpoint.step, times[checkpoint.path]), reverse=True)
         # only the chosen one is read from end to end: a folder may hold hundreds
         whole = next(_whole(run, read_again, damaged), None)
@@ -207,9 +208,9 @@ def newest_checkpoint(folders: Sequence[Path], *, verifies: bool = True) -> Chec
     hint = "" if missing is None else suggest_path(missing)
     reason = f" ({damaged[0]})" if damaged else ""
     raise CheckpointError(
-        f"there is no whole checkpoint below {searched}{reason}; give the folder of a run that has "
-        "saved one, or the path of a checkpoint, or train one first (python train.py fit -c "
-        f"CONFIG){hint}"
+        f"there is no complete checkpoint under {searched}{reason}; give the folder of a run "
+        "that has saved one, or the path of a checkpoint, or train one first "
+        f"(python train.py fit -c CONFIG){hint}"
     )
 
 
@@ -228,7 +229,7 @@ def _of_run(folders: Sequence[Path], which: Which, option: str, verifies: bool) 
     if chosen.run_id != last.run_id:
         raise CheckpointError(
             f"{option}: {best}, which {last.path} names as its best checkpoint, is of another run; "
-            "copy the best one, too, or give a path"
+            "copy the best one as well, or give a path"
         )
     return chosen
 
@@ -245,7 +246,7 @@ def _best_path(checkpoint: Checkpoint) -> Path | None:
 
 
 def checkpoint_files(folder: Path) -> Iterable[Path]:
-    """Returns the checkpoint files below a folder, sorted by path."""
+    """Returns the checkpoint files under a folder, sorted by path."""
     return (path for path in sorted(folder.expanduser().rglob("*.ckpt")) if path.is_file())
 
 
@@ -279,7 +280,7 @@ def has_log(folder: Path) -> bool:
 
 
 def started_runs(paths: Iterable[Path]) -> list[Path]:
-    """Returns the runs at or below each path, or the path itself if there are none.
+    """Returns the runs at or under each path, or the path itself if there are none.
 
     A run is a folder with logs or, if it logs elsewhere, with checkpoints and a config. A failed
     start leaves a folder without a checkpoint, which is skipped with a warning if there are other

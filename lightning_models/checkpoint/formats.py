@@ -32,7 +32,7 @@ def read_file(path: Path, *, mapped: bool = True) -> Any:
             state stays on disk.
 
     Raises:
-        CheckpointError: It is missing, damaged, or holds more than tensors and plain values.
+        CheckpointError: If it is missing, damaged, or holds more than tensors and plain values.
     """
     if path.is_dir():
         return _load_folder(path)
@@ -69,13 +69,13 @@ def verified(checkpoint: Checkpoint, *, parts: bool = True) -> Checkpoint:
 
     Args:
         checkpoint: The result of `open_checkpoint`.
-        parts: Whether shards are compared, too.
+        parts: Whether shards are compared as well.
 
     Returns:
         The checkpoint with all weights. Sharded ones are read on demand.
 
     Raises:
-        CheckpointError: Data is missing or damaged.
+        CheckpointError: If data is missing or damaged.
     """
     path, content = checkpoint.path, checkpoint.content
     if path.is_dir():
@@ -99,7 +99,7 @@ def read_whole(path: str | Path) -> dict[str, Any]:
         path: A file or a model folder.
 
     Raises:
-        CheckpointError: Data is missing or damaged.
+        CheckpointError: If data is missing or damaged.
     """
     return shards.whole(Path(path), dict(open_checkpoint(Path(path)).content))
 
@@ -113,7 +113,7 @@ def write_file(path: Path, content: Mapping[str, Any], *, sole: bool = False) ->
         sole: See `whole_file`.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: If it cannot be written.
     """
     with whole_file(path, sole=sole) as file:
         torch.save(content, file)
@@ -198,7 +198,7 @@ def write_model_folder(folder: Path, content: Mapping[str, Any]) -> None:
         content: The checkpoint's content, with unsharded weights.
 
     Raises:
-        CheckpointError: The recipe or the data's state has values that JSON cannot represent.
+        CheckpointError: If the recipe or the data's state has values that JSON cannot represent.
     """
     from safetensors.torch import save_file
 
@@ -226,7 +226,7 @@ def _load_folder(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path / RECIPE} holds a {type(content).__name__}, not an object")
     if not (path / WEIGHTS).is_file():
-        raise CheckpointError(f"{path} has no {WEIGHTS}; copy that file, too")
+        raise CheckpointError(f"{path} has no {WEIGHTS}; copy that file as well")
     try:
         weights = load_file(path / WEIGHTS)
     except (OSError, SafetensorError) as error:

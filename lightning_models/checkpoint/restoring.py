@@ -58,7 +58,7 @@ class RestoresItself:
             **kwargs: Init arguments that replace the saved ones.
 
         Raises:
-            CheckpointError: The file is missing, damaged, or would run code.
+            CheckpointError: If the file is missing, damaged, or would run code.
         """
         if weights_only is False:
             load: Any = super().load_from_checkpoint  # type: ignore[misc]  # Lightning's
@@ -84,7 +84,7 @@ class RestoresItself:
         The global random state is unchanged.
 
         Raises:
-            CheckpointError: The file is missing, damaged, or of an unknown method.
+            CheckpointError: If the file is missing, damaged, or of an unknown method.
         """
         checkpoint = read_checkpoint(path)
         cls = resolve_class(checkpoint.model_recipe["class_path"], RestoresItself)

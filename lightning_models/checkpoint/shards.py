@@ -72,7 +72,7 @@ def put_back(content: Any, values: Mapping[KeyPath, Any], file: Path) -> Any:
         file: The checkpoint's file, for messages.
 
     Raises:
-        CheckpointError: The content has no such path.
+        CheckpointError: If the content has no such path.
     """
     for (*path, key), value in values.items():
         node = content
@@ -130,7 +130,7 @@ class Shards:
         content: The file's content, with :data:`KEY`.
 
     Raises:
-        CheckpointError: The entries are broken, or name no existing folder next to the file.
+        CheckpointError: If the entries are broken, or name no existing folder next to the file.
     """
 
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
@@ -145,8 +145,8 @@ class Shards:
                 )
                 for name, entry in content[KEY]["tensors"].items()
             }
-            shapes = [size for each in self.tensors.values() for size in each.shape]
-            dtypes = [each.dtype for each in self.tensors.values()]
+            shapes = [size for stored in self.tensors.values() for size in stored.shape]
+            dtypes = [stored.dtype for stored in self.tensors.values()]
             sound = all(isinstance(size, int) and size >= 0 for size in shapes)
             sound &= all(isinstance(dtype, torch.dtype) for dtype in dtypes)
         except (LookupError, TypeError, AttributeError) as error:
@@ -158,7 +158,7 @@ class Shards:
         self.folder = path.parent / folder
         if not self.folder.is_dir():
             raise self._broken(
-                f"its tensors are in {self.folder}, which is missing; copy that folder, too"
+                f"its tensors are in {self.folder}, which is missing; copy that folder as well"
             )
 
     def _broken(self, problem: str) -> CheckpointError:
@@ -167,7 +167,9 @@ class Shards:
     def below(self, key: str) -> dict[str, str]:
         """Returns the names of the tensors below one key of the content, by their last key."""
         return {
-            str(each.path[-1]): name for name, each in self.tensors.items() if each.path[0] == key
+            str(stored.path[-1]): name
+            for name, stored in self.tensors.items()
+            if stored.path[0] == key
         }
 
     def verify(self, share: slice = slice(None)) -> None:
@@ -177,19 +179,19 @@ class Shards:
             share: Slice of the files to read, sorted by name. Defaults to all files.
 
         Raises:
-            CheckpointError: A file was changed, removed or added, or no file has a digest.
+            CheckpointError: If a file was changed, removed or added, or no file has a digest.
         """
         if self.sums is None:
             return
         if self.tensors and not self.sums:
-            raise self._broken(f"its {KEY} name no file of {self.folder}; take another checkpoint")
+            raise self._broken(f"its {KEY} name no file of {self.folder}; use another checkpoint")
         names = sorted(self.sums)
         wrong = [name for name in names[share] if sum_of(self.folder / name) != self.sums[name]]
         wrong += {path.name for path in self.folder.glob("*.safetensors")} - self.sums.keys()
         if wrong:
             raise self._broken(
                 f"{self.folder / min(wrong)} is damaged, or not the file that was written (its "
-                "SHA-256 is not the one in the checkpoint); copy it again, or take another "
+                "SHA-256 is not the one in the checkpoint); copy it again, or use another "
                 "checkpoint"
             )
 
@@ -205,7 +207,7 @@ class Shards:
                 this. Defaults to full tensors on the CPU.
 
         Raises:
-            CheckpointError: Files are missing, damaged or of other tensors.
+            CheckpointError: If files are missing, damaged or of other tensors.
         """
         import torch.distributed.checkpoint as dcp
 
@@ -222,7 +224,7 @@ class Shards:
         """Checks by their headers that the files cover every tensor completely.
 
         Raises:
-            CheckpointError: Files are missing, damaged or of other tensors.
+            CheckpointError: If files are missing, damaged or of other tensors.
         """
         from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -311,7 +313,7 @@ def whole(
             files, and all raise the same error.
 
     Raises:
-        CheckpointError: The shards cannot be read.
+        CheckpointError: If the shards cannot be read.
     """
     if KEY not in content:
         return content
@@ -324,7 +326,7 @@ def whole(
     del content[KEY]
     with _agreed(several):
         read = shards.read(shards.tensors, empty)
-        values = {each.path: read[name] for name, each in shards.tensors.items()}
+        values = {stored.path: read[name] for name, stored in shards.tensors.items()}
         return put_back(content, values, path)
 
 

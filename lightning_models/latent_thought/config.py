@@ -17,7 +17,7 @@ class LatentThoughtConfig(DecoderConfig):
     changed for a trained model.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"inner_steps": "T_fast"}
@@ -25,7 +25,7 @@ class LatentThoughtConfig(DecoderConfig):
     num_layers: int = 12
     """L: 3, 6 and 12 for LTM-Small, -Medium and -Large."""
     dim: int = 512
-    """D, width of the residual stream and of a latent vector."""
+    """D, the width of the residual stream and the latent vectors."""
     num_heads: int = 8
     """H, attention heads; must divide dim."""
     norm: Literal["layer", "rms"] = "rms"
@@ -35,7 +35,7 @@ class LatentThoughtConfig(DecoderConfig):
     bias: bool = False
     """Whether linear layers have biases."""
     positions: Literal["learned", "rope"] = "rope"
-    """Rotary positions of tokens and of latent vectors, the only choice."""
+    """Rotary positions of tokens and latent vectors, the only choice."""
     window: int | None = 256
     """k, sliding attention window in tokens, including the query. If null, full causal
     attention."""
@@ -58,7 +58,7 @@ class LatentThoughtConfig(DecoderConfig):
     """Inference of q(z|x): gradient steps on mean and variance (variational, Algorithm 1), a chain
     of samples (langevin, eq. 4), or an encoder as in a VAE (amortised)."""
     inner_steps: int = 16
-    """T_fast, number of gradient steps of inference. With 0, q is the prior. Unused by an
+    """T_fast, the number of gradient steps of inference. With 0, q is the prior. Unused by an
     encoder."""
     inner_lr: tuple[float, float] = (0.3, 0.34)
     """eta_fast at the beginning and at the end of training, linear in between. Evaluation uses the
@@ -153,7 +153,7 @@ class LatentThoughtConfig(DecoderConfig):
 
     @property
     def num_latents(self) -> int:
-        """Z, number of latent vectors of a sequence."""
+        """Z, the number of latent vectors of a sequence."""
         return self.latents_per_layer * (self.num_layers if self.latents == "layered" else 1)
 
 

@@ -164,7 +164,8 @@ class LatentThoughtLM(LanguageModel):
         Records the statistics of ``infer``.
         """
         tokens, targets, known = batch["tokens"], batch["targets"], batch["mask"]  # (B, T) each
-        start = self.network.begin(tokens)  # with its graph, through which slow learning goes
+        # attached to the graph, through which slow learning goes
+        start = self.network.begin(tokens)
         with self._fast_mode():
             reading: Reading
             if self.config.slow_gradient == "trajectory":
@@ -173,7 +174,7 @@ class LatentThoughtLM(LanguageModel):
                 shared = None if self._drops() else start
                 reading = Reading(self.network, tokens, targets, known, shared)
             posterior = self._infer(reading, self._keys(batch, TRAINED), self._fast_rate())
-        # The inner sample (B, Z, D) has no graph, except with an encoder: only the decoder learns.
+        # The inner sample (B, Z, D) is detached, except with an encoder: only the decoder learns.
         h = self.network(start, posterior.inner)  # (B, T, D)
         nll = linear_cross_entropy(h, self.network.output_matrix, targets)
         divergence, count = posterior.divergence(), (targets >= 0).sum()  # (B, Z), ()
@@ -318,7 +319,7 @@ class LatentThoughtLM(LanguageModel):
         return -each.log_prob.sum(dim=1)
 
     def _floor(self, rate: float) -> float:
-        """Returns the approximate lower limit of a sequence's KL divergence, in nats."""
+        """Returns an approximate lower bound on a sequence's KL divergence, in nats."""
         config = self.config
         return divergence_floor(InnerLoop(config, rate)) * config.num_latents * config.dim
 
@@ -327,7 +328,7 @@ class LatentThoughtLM(LanguageModel):
         return Reading(self.network, *read, selects=True)
 
     def _context_reading(self, batch: Batch) -> Reading:
-        """Returns the reading of the prefixes, or of the first ``context`` tokens of each row."""
+        """Returns the reading of the prefixes, or the first ``context`` tokens of each row."""
         if "prefix" in batch:
             tokens, lengths = batch["prefix"], batch["prefix_lengths"]
             known = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]

@@ -299,7 +299,7 @@ class LatentThoughtNetwork(nn.Module):
         return self.norm(x)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """Returns an empty cache with room for ``capacity`` tokens a row."""
+        """Returns an empty cache with room for ``capacity`` tokens per row."""
         return KVCache(self.config.num_layers, batch, capacity, self.embedding.weight.device)
 
 

@@ -1,8 +1,9 @@
-"""Fast learning, the inner loop (Algorithm 1): three methods of inferring latent vectors.
+"""The inner loop (fast learning, Algorithm 1): three methods for inferring latent vectors.
 
 Each method takes an :class:`InferenceProblem` (the text), :class:`Noise` and an :class:`InnerLoop`
-(steps and rates), and returns a :class:`Posterior`. Only the encoder's posterior has a graph, from
-which its weights learn. Objectives are sums over the batch, so sequences never interact.
+(steps and rates), and returns a :class:`Posterior`. Only the encoder's posterior carries an
+autograd graph, through which its weights are trained. Objectives are sums over the batch, so
+sequences never interact.
 """
 
 import functools
@@ -19,7 +20,7 @@ from lightning_models.latent_thought.config import LatentThoughtConfig
 from lightning_models.layers import record, wants
 from lightning_models.runtime import on_device, seeded_generator
 
-# ---- noise that depends on the sequence and not on its batch
+# ---- noise that does not depend on the batch
 
 
 class Purpose(IntEnum):
@@ -28,18 +29,18 @@ class Purpose(IntEnum):
     START = 0
     """Initial values of inference."""
     INNER = 1
-    """Samples within inference, including the one that the decoder learns from."""
+    """Samples during inference, including the one that the decoder is trained on."""
     SCORED = 2
-    """Samples for scores and generated texts."""
+    """Samples for scoring and generation."""
 
 
 class Noise:
     """Standard normals (B, Z, D) that are a pure function of each row's key, purpose and index.
 
-    They are drawn on the CPU in float32, so that they are the same on every machine.
+    Draws are made on the CPU in float32, so that they are the same on every machine.
 
     Args:
-        keys: One key for each row.
+        keys: One key per row.
         shape: Shape (Z, D) of a row.
         device: Device of the results.
         dtype: Dtype of the results.
@@ -81,12 +82,12 @@ INIT_NOISE = 0.1
 
 
 class Likelihood(NamedTuple):
-    """-log p(x | z) in nats of a batch under latent vectors."""
+    """Negative log-likelihood -log p(x | z) of a batch under latent vectors, in nats."""
 
     total: Tensor
-    """Sum over the batch, with its graph to z."""
+    """Sum over the batch, differentiable with respect to z."""
     each: Tensor
-    """Value of each sequence (B,), without graph."""
+    """Value of each sequence (B,), detached."""
 
 
 class InferenceProblem(Protocol):
@@ -94,7 +95,7 @@ class InferenceProblem(Protocol):
 
     @property
     def informed(self) -> Tensor:
-        """(B,) bool, rows with targets; the posterior of other rows is the prior."""
+        """(B,) bool, whether a row has targets; if not, its posterior is the prior."""
 
     def likelihood(self, z: Tensor) -> Likelihood:
         """Returns -log p(x | z) for latent vectors (B, Z, D)."""
@@ -103,7 +104,7 @@ class InferenceProblem(Protocol):
         """Returns the gradients of a scalar with respect to ``inputs``."""
 
     def encode(self) -> tuple[Tensor, Tensor]:
-        """Returns the encoder's mean and log-variance (B, Z, D), with their graph."""
+        """Returns the encoder's mean and log-variance (B, Z, D), attached to the graph."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +113,15 @@ class InnerLoop:
 
     config: LatentThoughtConfig
     lr: float
-    """eta_fast in the first step."""
+    """eta_fast, the learning rate of the first step."""
 
     @property
     def steps(self) -> int:
-        """T_fast, number of steps."""
+        """T_fast, the number of steps."""
         return self.config.inner_steps
 
     def rate(self, step: int) -> float:
-        """Returns the size of a step (0-based)."""
+        """Returns the learning rate of a step (0-based)."""
         if self.config.inner_schedule == "constant":
             return self.lr
         return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * step / self.steps)))
@@ -137,20 +138,20 @@ class InnerLoop:
         )
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Sets the optimizer's learning rate for a step (0-based)."""
+        """Sets the optimizer to the learning rate of a step (0-based)."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(step)
 
 
 class Posterior(NamedTuple):
-    """q(z|x) of a batch, a diagonal normal or a sample without a density."""
+    """q(z|x) of a batch, either a diagonal normal or a sample without a density."""
 
     mean: Tensor
     """mu (B, Z, D), or the last sample of a Langevin chain."""
     log_variance: Tensor | None
     """log sigma^2 (B, Z, D), or None for a sample."""
     inner: Tensor
-    """Sample (B, Z, D) that the decoder learns from."""
+    """Sample (B, Z, D) that the decoder is trained on."""
 
     def sample(self, noise: Tensor) -> Tensor:
         """Returns mu + sigma * noise (B, Z, D), or the chain's sample if there is no density."""
@@ -175,7 +176,7 @@ def _sample(mean: Tensor, log_variance: Tensor, noise: Tensor) -> Tensor:
 
 
 def infer(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
-    """Returns the posterior of a batch by the configured method of inference.
+    """Infers the posterior of a batch with the configured method.
 
     Gradients must be enabled. Records ``inner_step`` before each step: ``step`` (0-based), ``nll``
     (B,) at the inner sample, ``kl`` (B, Z), and the norms ``mean_gradient`` and
@@ -184,7 +185,7 @@ def infer(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior
 
     Args:
         problem: The text to infer from.
-        noise: Noise for its rows.
+        noise: Noise for the rows of the batch.
         loop: Steps and step sizes.
     """
     if loop.config.inference == "amortised":
@@ -195,9 +196,9 @@ def infer(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior
 
 
 def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
-    """Gradient steps on mu and log sigma^2 of each sequence (Algorithm 1, lines 6 to 11)."""
+    """Takes gradient steps on mu and log sigma^2 of each sequence (Algorithm 1, lines 6 to 11)."""
     config = loop.config
-    # (T_fast + 1, B, Z, D): noise of each step's sample and of the sample after the last step
+    # (T_fast + 1, B, Z, D): noise for the sample of each step and the one after the last step
     resampled = config.noise == "resampled"
     draws = noise.draws(Purpose.INNER, loop.steps + 1 if resampled else 1)
     draws = draws.expand(loop.steps + 1, -1, -1, -1)
@@ -205,7 +206,7 @@ def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Po
     if loop.steps == 0:
         mean, log_variance = torch.zeros_like(start), torch.zeros_like(start)
         return Posterior(mean, log_variance, draws[0])
-    mean = _first_mean(config, noise, start).requires_grad_()
+    mean = _initial_mean(config, noise, start).requires_grad_()
     log_variance = (config.init_log_variance + INIT_NOISE * start).requires_grad_()
     optimizer = loop.optimizer([mean, log_variance])
     for step in range(loop.steps):
@@ -217,21 +218,21 @@ def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Po
         _record(step, nll, kl, mean.grad, log_variance.grad)
         loop.set_rate(optimizer, step)
         optimizer.step()
-    known = problem.informed[:, None, None]
+    informed = problem.informed[:, None, None]
     # rows without targets keep the prior: mean 0, log-variance 0
-    mean, log_variance = (x.detach().masked_fill(~known, 0.0) for x in (mean, log_variance))
+    mean, log_variance = (x.detach().masked_fill(~informed, 0.0) for x in (mean, log_variance))
     return Posterior(mean, log_variance, _sample(mean, log_variance, draws[loop.steps]))
 
 
-def _first_mean(config: LatentThoughtConfig, noise: Noise, like: Tensor) -> Tensor:
-    """Returns mu (B, Z, D) before the first step."""
+def _initial_mean(config: LatentThoughtConfig, noise: Noise, like: Tensor) -> Tensor:
+    """Returns the initial mu (B, Z, D)."""
     if not config.init_mean_std:
         return torch.zeros_like(like)
     return config.init_mean_std * noise.draw(Purpose.START, 1)
 
 
 def _langevin(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Posterior:
-    """Langevin dynamics z <- z + s grad log p(z, x) + sqrt(2 s) noise from N(0, I) (eq. 4)."""
+    """Runs Langevin dynamics, z <- z + s grad log p(z, x) + sqrt(2 s) N(0, I) noise (eq. 4)."""
     size = loop.config.langevin_step_size
     z = noise.draw(Purpose.START)  # (B, Z, D)
     draws = noise.draws(Purpose.INNER, loop.steps)  # (T_fast, B, Z, D)
@@ -246,9 +247,9 @@ def _langevin(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Poste
 
 
 def _amortised(problem: InferenceProblem, noise: Noise) -> Posterior:
-    """The encoder's posterior (Kingma & Welling 2013), or the prior in rows without targets."""
-    known = problem.informed[:, None, None]
-    mean, log_variance = (x.masked_fill(~known, 0.0) for x in problem.encode())
+    """Returns the encoder's posterior (Kingma & Welling 2013), or the prior without targets."""
+    informed = problem.informed[:, None, None]
+    mean, log_variance = (x.masked_fill(~informed, 0.0) for x in problem.encode())
     draw = noise.draw(Purpose.INNER)  # (B, Z, D)
     return Posterior(mean, log_variance, _sample(mean, log_variance, draw))
 
@@ -270,11 +271,12 @@ def _record(
 
 @functools.lru_cache(maxsize=64)
 def divergence_floor(loop: InnerLoop) -> float:
-    """Returns an approximate lower limit of the KL divergence, in nats per latent coordinate.
+    """Returns an approximate lower bound on the KL divergence, in nats per latent coordinate.
 
-    It is the divergence of a coordinate that the decoder ignores after the inner steps, since
-    log-variances start low and Adam moves them by about a step size per step. A mean that does not
-    start at 0 is assumed to start at one standard deviation. Without steps the limit is 0.
+    This is the divergence that remains after the inner steps in a coordinate that the decoder
+    ignores: log-variances start low, and Adam moves them by about one learning rate per step. A
+    mean that does not start at 0 is assumed to start at one standard deviation. Without steps the
+    bound is 0.
     """
     if loop.config.inference != "variational" or loop.steps == 0:
         return 0.0

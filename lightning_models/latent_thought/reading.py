@@ -23,7 +23,7 @@ class Reading:
         tokens: (B, T) int64.
         targets: (B, T) int64, -100 at positions without a target.
         known: (B, T) bool, tokens that an encoder may read.
-        start: Result of ``network.begin(tokens)``, which is computed by default.
+        start: Result of ``network.begin(tokens)``. Computed if not given.
         selects: Whether to pass only states with a target to the output layer, which synchronises
             with the device. Training does not, as nearly all positions have targets.
     """
@@ -80,7 +80,7 @@ class Reading:
         return torch.autograd.grad(objective, inputs)
 
     def encode(self) -> tuple[Tensor, Tensor]:
-        """Returns the encoder's mean and log-variance (B, Z, D), with their graph."""
+        """Returns the encoder's mean and log-variance (B, Z, D), attached to the graph."""
         encoder = self.network.encoder
         assert encoder is not None
         return encoder(self.network.embedding(self.tokens), self.known)

@@ -21,7 +21,7 @@ FLEX_CHANNELS = 16
 
 
 class _Rules(NamedTuple):
-    """Arguments of every kernel besides q, k and v."""
+    """Arguments of every kernel except q, k and v."""
 
     causal: bool
     window: int | None
@@ -62,11 +62,11 @@ def attend(
             support the arguments.
 
     Raises:
-        ValueError: The chosen backend does not support the arguments; the message names one
+        ValueError: If the chosen backend does not support the arguments; the message names one
             that does.
     """
     if backend not in get_args(Backend):
-        raise ValueError(f"backend ({backend}) is none of {', '.join(get_args(Backend))}")
+        raise ValueError(f"backend ({backend}) is not one of {', '.join(get_args(Backend))}")
     if window is not None and not causal:
         raise ValueError(f"window ({window}) needs causal=True")
     if window is not None and window >= k.shape[2]:

@@ -29,7 +29,7 @@ class OutputProjection(nn.Linear):
 
 
 def initialise(module: nn.Module, config: DecoderConfig) -> None:
-    """Initialises all linear layers and embeddings below ``module`` in place.
+    """Initialises all linear layers and embeddings in ``module`` in place.
 
     ``gpt2`` draws N(0, init_std); ``ponderlm`` draws a normal of variance 2 / (5 D) cut at three
     standard deviations. Projections into the residual stream are divided by sqrt(2 L). Biases
@@ -83,7 +83,7 @@ def rope_tables(
         positions: Position of each token in tokens (T,) or (B, T), integer or float.
         rotary_dim: R, channels of a head that are rotated, even.
         base: Base of the frequencies; the longest wavelength is about ``2 pi base`` tokens.
-        scaling: The numbers of ``stretched``, by default none.
+        scaling: The numbers of ``stretched``. Defaults to none.
     """
     pairs = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32)
     frequencies = base ** -(pairs / rotary_dim)  # (R/2,), radians a token

@@ -15,7 +15,7 @@ class SequenceConfig:
     """Base configuration of all sequence models.
 
     Raises:
-        ValueError: A size is below 1. The message names key and value.
+        ValueError: If a size is below 1. The message names key and value.
     """
 
     dials: ClassVar[Mapping[str, str]] = {}
@@ -27,7 +27,7 @@ class SequenceConfig:
     block_size: int
     """Maximum sequence length in tokens. The command line takes it from ``data.block_size``."""
     vocab_multiple: int = 64
-    """Multiple to which the vocabulary is padded; matrix units prefer 64, and 1 is no padding."""
+    """Multiple that the vocabulary is padded to; matrix units prefer 64, and 1 means no padding."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Whether the backward pass recomputes the activations of blocks to save memory; selective
     keeps the results of matrix products and attention."""
@@ -40,7 +40,7 @@ class SequenceConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding and of the head: vocab_size rounded up to vocab_multiple."""
+        """Rows of the embedding and the head: vocab_size rounded up to vocab_multiple."""
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -54,11 +54,11 @@ class DecoderConfig(SequenceConfig):
     """Shape and style of a decoder-only network; methods inherit it and add their own fields.
 
     Raises:
-        ValueError: Sizes do not fit together. The message names key, value and cure.
+        ValueError: If sizes do not fit together. The message names key, value and cure.
     """
 
     num_layers: int = 12
-    """L, number of blocks."""
+    """L, the number of blocks."""
     dim: int = 768
     """D, width of the residual stream."""
     num_heads: int = 12
@@ -86,7 +86,7 @@ class DecoderConfig(SequenceConfig):
     init_std: float = 0.02
     """Standard deviation of the gpt2 initialisation; unused by ponderlm."""
     window: int | None = None
-    """Sliding attention window in tokens, including the query. If null, full causal attention."""
+    """Sliding attention window in tokens, including the query. Null means full causal attention."""
     dropout: float = 0.0
     """Dropout probability on embeddings and on the output of each sub-layer."""
     attention_dropout: float = 0.0
@@ -133,7 +133,7 @@ class DecoderConfig(SequenceConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """R, number of rotated channels of each head."""
+        """R, the number of rotated channels of each head."""
         return self.head_dim
 
     @property
@@ -182,7 +182,7 @@ def check_fields(config: Any) -> None:
     This includes numbers in tuples. A nan would pass every comparison with a range.
 
     Raises:
-        ValueError: A value is not among the choices, has another type or is not finite.
+        ValueError: If a value is not among the choices, has another type or is not finite.
     """
     for key, hint in get_type_hints(type(config)).items():
         fault = _fault(getattr(config, key), hint)
@@ -194,7 +194,7 @@ def _fault(value: Any, hint: Any) -> str | None:
     """Returns the value and its fault for a message, or None if there is no fault."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return None if value in parts else f"({value}) is none of {', '.join(map(str, parts))}"
+        return None if value in parts else f"({value}) is not one of {', '.join(map(str, parts))}"
     if origin in (Union, UnionType):
         faults = [_fault(value, part) for part in parts]
         return None if None in faults else faults[0]

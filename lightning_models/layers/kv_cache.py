@@ -18,14 +18,14 @@ MIN_ENTRIES = 64
 class KVCache:
     """One buffer of keys and one of values for each layer, with shared row lengths.
 
-    A forward pass writes T entries a row through ``layers[i].append`` and then calls
+    A forward pass writes T entries per row through ``layers[i].append`` and then calls
     :meth:`advance` with the number of entries that each row keeps.
     """
 
     def __init__(
         self, num_layers: int, batch: int, capacity: int, device: torch.device | str | None = None
     ) -> None:
-        """Creates a cache for up to ``capacity`` entries a row, whose memory grows on demand."""
+        """Creates a cache for up to ``capacity`` entries per row, whose memory grows on demand."""
         self.layers = [LayerCache(self) for _ in range(num_layers)]
         self.capacity = capacity
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -61,7 +61,7 @@ class KVCache:
     def mask(self, num_new: int, window: int | None = None) -> Tensor | None:
         """Returns the mask of the next entries, bool (B, 1, num_new, N), or None if uniform.
 
-        N is ``longest + num_new``. Uniform rows need no mask besides causality and window.
+        N is ``longest + num_new``. Uniform rows need no mask beyond causality and window.
         """
         if self._uniform:
             return None
@@ -154,12 +154,12 @@ class LayerCache:
         """Writes k, v (B, G, T, C) after each row's entries and returns all entries.
 
         Raises:
-            ValueError: The cache is full.
+            ValueError: If the cache is full.
         """
         cache, num_new = self.owner, k.shape[2]
         end = cache.longest + num_new
         if end > cache.capacity:
-            raise ValueError(f"the cache holds {cache.capacity} entries a row, {end} are needed")
+            raise ValueError(f"the cache holds {cache.capacity} entries per row, {end} are needed")
         keys, values = self._buffers = self._grown(k, v, end)
         if cache.rows is not None:
             self.write(cache.rows[:, None], cache.positions(num_new), k, v)

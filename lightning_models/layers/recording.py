@@ -13,7 +13,7 @@ _consumers: dict[str, Callable[..., None]] = {}
 def recording(**consumers: Callable[..., None]) -> Iterator[None]:
     """Passes each named statistic to its consumer as the network computes it.
 
-    Compiled networks run in eager mode meanwhile, and for ``attention`` attention runs on the
+    In the meantime compiled networks run in eager mode, and for ``attention`` attention runs on the
     ``math`` backend. A consumer that keeps tensors should detach and move them.
 
     Args:

@@ -10,13 +10,13 @@ from lightning_models.transformer.network import TransformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PonderingConfig(TransformerConfig):
-    """A LLaMA-style decoder that takes K additional computation steps a token.
+    """A LLaMA-style decoder that takes K additional computation steps per token.
 
     Defaults follow the public code of the PonderLM papers: RMSNorm, SwiGLU, rotary positions, no
     biases, an untied head, and an initialisation with scaled embeddings (``init``).
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"thinking_steps": "K"}
@@ -46,7 +46,7 @@ class PonderLM2Config(PonderingConfig):
     """PonderLM-2: K latent slots after every token, computed in parallel by Jacobi iterations.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "eval_iterations": "J"}
@@ -58,9 +58,9 @@ class PonderLM2Config(PonderingConfig):
     jacobi_seed: int = 0
     """Seed of the draws of J, which depend on it and on the optimiser step alone."""
     eval_iterations: int | None = 3
-    """J in scoring and in reading a prompt. If null, iterates to convergence."""
+    """J in scoring and prompt processing. Null means iterating to convergence."""
     grad_last_passes: int | None = None
-    """Number of last passes through which gradients flow. If null, through all."""
+    """Number of final passes that gradients flow through. Null means all."""
     checkpoint_passes: bool = False
     """Whether the backward pass recomputes each pass, so that the activations of one are held."""
     inference: Literal["jacobi", "sequential"] = "jacobi"
@@ -104,7 +104,7 @@ class PonderConfig(PonderLM2Config):
     """PonderLM-3: a router decides how many of the K steps each token takes (arXiv 2603.02023).
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {
@@ -126,7 +126,7 @@ class PonderConfig(PonderLM2Config):
     tau: float = 1e-4
     """Threshold on w_k: a token stops before its first step k below it. 0 disables stopping."""
     alpha: float = 0.0
-    """Shift of the router outside of training, to more steps if positive and fewer if negative."""
+    """Shift of the router outside training, to more steps if positive and fewer if negative."""
     alpha_shape: Literal["ramp", "scalar"] = "ramp"
     """Shape of the shift: alpha k / K on the logit of k steps, or alpha on all logits as printed in
     the paper, which has no effect."""

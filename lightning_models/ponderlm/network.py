@@ -39,7 +39,7 @@ class Pondered(NamedTuple):
 
 
 class SlotNetwork(Backbone):
-    """PonderLM-2: one causal sequence with K + 1 consecutive slots a token.
+    """PonderLM-2: one causal sequence with K + 1 consecutive slots per token.
 
     The input of slot 0 is the token's embedding, the input of slot k the post-norm output of slot
     k - 1, taken from the previous pass in parallel computation. The last slot predicts.
@@ -54,9 +54,9 @@ class SlotNetwork(Backbone):
 
         Args:
             tokens: int64 (B, T).
-            iterations: J, number of refinement passes. If None, iterates to convergence.
+            iterations: J, the number of refinement passes. None means iterating to convergence.
             cache: Empty cache for the keys and values of the last pass, in the order of the slots.
-                The caller removes the entries of skipped slots and of padding.
+                The caller removes the entries of skipped slots and padding.
         """
         x = self.embed(tokens, tokens)  # (B, T, D)
         inputs = iterate(self, x, iterations)
@@ -67,7 +67,7 @@ class SlotNetwork(Backbone):
     def one_pass(
         self, x: Tensor, latents: Tensor, steps: Steps | None, cache: KVCache | None = None
     ) -> Tensor:
-        """Returns the post-norm outputs (B, T, S, D) of S slots a token.
+        """Returns the post-norm outputs (B, T, S, D) of S slots per token.
 
         Args:
             x: Embedded tokens (B, T, D).
@@ -82,7 +82,7 @@ class SlotNetwork(Backbone):
         positions = self.slot_positions(token, slot)  # (T, S)
         bias = None if steps is None else self.slot_bias(steps)  # (B, T, K+1)
         # One causal sequence of T S slots: causality alone lets slot (t, k) see all slots of
-        # earlier tokens and slots 0 to k of its own.
+        # earlier tokens and slots 0 to k of its token.
         h = self.run(
             slots.flatten(1, 2),  # (B, T S, D)
             positions.flatten(),
@@ -166,7 +166,7 @@ def iterate(network: SlotNetwork, x: Tensor, iterations: int | None) -> Iterate:
     Args:
         network: Network whose ``one_pass`` and router are applied.
         x: Embedded tokens (B, T, D).
-        iterations: J. If None, iterates to convergence.
+        iterations: J. None means iterating to convergence.
     """
     config, most = network.config, network.config.thinking_steps
     current = Iterate(x.new_empty(*x.shape[:2], 0, x.shape[2]), None, 0)  # no latents: (B, T, 0, D)
@@ -224,7 +224,7 @@ def draw_iterations(config: PonderLM2Config, step: int) -> int:
 
 
 def slots_flops(network: SlotNetwork, context: int, slots: float) -> float:
-    """Returns the forward FLOPs of ``slots`` slots a token, in a sequence of ``context`` tokens.
+    """Returns the forward FLOPs of ``slots`` slots per token, in a sequence of ``context`` tokens.
 
     Each slot attends to all slots before it, so attention is quadratic in their number. ``slots``
     may be fractional, as a mean over tokens.
@@ -243,7 +243,7 @@ def router_flops(network: SlotNetwork) -> float:
 def pass_flops(network: SlotNetwork, context: int, iterations: float) -> list[tuple[float, float]]:
     """Returns the passes over a text as pairs (number of passes, forward FLOPs per token of one).
 
-    K growing passes have 1, ..., K slots a token, then J + 1 have K + 1. Except for attention,
+    K growing passes have 1, ..., K slots per token, then J + 1 have K + 1. Except for attention,
     K = 3 and J = 2.5 cost as much as 20 plain passes.
     """
     most = network.config.thinking_steps
@@ -256,7 +256,7 @@ def pass_flops(network: SlotNetwork, context: int, iterations: float) -> list[tu
 def scoring_flops(network: SlotNetwork, context: int) -> float:
     """Returns the FLOPs per token of scoring a text of ``context`` tokens.
 
-    Iterations to convergence are counted at their upper bound, K passes a token.
+    Iterations to convergence are counted at their upper bound, K passes per token.
     """
     config = network.config
     head = head_flops(config)

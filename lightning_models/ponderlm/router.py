@@ -17,7 +17,7 @@ class Steps(NamedTuple):
     """Distribution of the number of steps each token takes, in float32 or better."""
 
     log_steps: Tensor
-    """log s_k = log Pr(exactly k steps), (..., K+1); -inf for skipped steps outside of training."""
+    """log s_k = log Pr(exactly k steps), (..., K+1); -inf for skipped steps outside training."""
     log_tail: Tensor
     """log w_k = log Pr(at least k steps), (..., K+1); 0 at k = 0, non-increasing."""
     executed: Tensor
@@ -64,7 +64,7 @@ class Router(nn.Linear):
         return Steps(log_steps, log_tail, executed)
 
     def _shape(self, logits: Tensor) -> Tensor:
-        # NOTE(paper): alpha on all logits, as printed, cancels in the softmax; hence the ramp
+        # NOTE(paper): alpha on all logits, as printed, cancels in the softmax, so we use a ramp
         if self.config.alpha_shape == "scalar":
             return torch.ones_like(logits)
         most = logits.shape[-1] - 1

@@ -81,7 +81,7 @@ class SlotCache:
 
 
 def new_cache(network: SlotNetwork, rows: int, num_tokens: int) -> SlotCache:
-    """Returns an empty cache with room for all slots of ``num_tokens`` tokens a row."""
+    """Returns an empty cache with room for all slots of ``num_tokens`` tokens per row."""
     config, weight = network.config, network.embedding.weight
     capacity = num_tokens * (config.thinking_steps + 1)
     kv = KVCache(config.num_layers, rows, capacity, weight.device)
@@ -197,7 +197,7 @@ def read_text(
 ) -> Pondered:
     """Returns the output of ``network(tokens)`` at the fixed point, computed slot by slot.
 
-    States of skipped slots and of padding are zero.
+    States of skipped slots and padding are zero.
 
     Args:
         network: The network in eval mode.

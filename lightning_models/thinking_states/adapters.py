@@ -15,7 +15,7 @@ def add_adapters(backbone: Backbone, *, rank: int, alpha: float, dropout: float)
         dropout: Dropout probability before them.
 
     Raises:
-        ValueError: ``peft`` is not installed.
+        ValueError: If ``peft`` is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model

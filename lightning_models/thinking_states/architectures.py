@@ -88,7 +88,7 @@ def architecture(config: ReasoningConfig) -> Any:
     """Returns the backbone's configuration in ``transformers``, which is read if necessary.
 
     Raises:
-        ValueError: The configuration cannot be read, is of no family in ``FAMILIES``, has layers
+        ValueError: If the configuration cannot be read, is of no family in ``FAMILIES``, has layers
             without full self-attention, or rotary positions that are not in ``ROPE_TYPES``.
     """
     from transformers import AutoConfig
@@ -116,12 +116,12 @@ def architecture(config: ReasoningConfig) -> Any:
         attention.add("cross_attention")
     if attention != {"full_attention"}:
         raise ValueError(
-            f"{named} has layers with {', '.join(sorted(attention))}; take a model with "
+            f"{named} has layers with {', '.join(sorted(attention))}; use a model with "
             "full_attention alone"
         )
     if not ropes <= set(ROPE_TYPES):
         raise ValueError(
-            f"{named} has rotary positions of the rope_type {', '.join(sorted(ropes))}; take a "
+            f"{named} has rotary positions of the rope_type {', '.join(sorted(ropes))}; use a "
             f"model with one of {', '.join(ROPE_TYPES)}, which do not depend on the longest row"
         )
     return shape
@@ -136,7 +136,7 @@ def _rope_types(shape: Any) -> set[str]:
     """Returns the types of rotary positions in a configuration, which may list them by layer."""
     rope = getattr(shape, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value]
-    return {str(each.get("rope_type", "default")) for each in (rope, *nested)}
+    return {str(parameters.get("rope_type", "default")) for parameters in (rope, *nested)}
 
 
 @contextlib.contextmanager
@@ -155,7 +155,7 @@ def _in_one_line(named: str) -> Iterator[None]:
             raise
         raise ValueError(
             f"{named} cannot be built by transformers ({type(error).__name__}: {reason[:200]}); "
-            "correct the value, or take another backbone"
+            "correct the value, or use another backbone"
         ) from error
 
 
@@ -184,7 +184,7 @@ def build_causal_lm(shape: Any, config: ReasoningConfig) -> nn.Module:
         config: Our configuration, which messages name.
 
     Raises:
-        ValueError: ``transformers`` cannot build a model from these values.
+        ValueError: If ``transformers`` cannot build a model from these values.
     """
     from transformers import AutoModelForCausalLM
 
@@ -199,7 +199,7 @@ def load_causal_lm(config: ReasoningConfig) -> nn.Module:
     """Loads the trained causal LM named by ``config.backbone``, in float32.
 
     Raises:
-        ValueError: The model cannot be loaded, or lacks weights.
+        ValueError: If the model cannot be loaded, or lacks weights.
     """
     assert config.backbone is not None
     named = f"backbone ({config.backbone})"

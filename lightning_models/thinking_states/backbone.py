@@ -28,7 +28,7 @@ Tables = tuple[Tensor, Tensor] | None
 """Cosines and sines of positions (B, T, C), or None if positions are learned."""
 
 
-MOST_ADDED = 0.1
+MAX_ADDED = 0.1
 """Maximum share of a tokenizer's entries that have no row in the backbone's embedding, relative to
 its rows. With more of them the tokenizer belongs to another model."""
 
@@ -62,7 +62,7 @@ class Backbone(nn.Module):
             weights are loaded (never on the meta device).
 
     Raises:
-        ValueError: The backbone cannot be loaded, is of another family, or has fewer learned
+        ValueError: If the backbone cannot be loaded, is of another family, or has fewer learned
             positions than rows have tokens.
     """
 
@@ -103,10 +103,10 @@ class Backbone(nn.Module):
         model.
         """
         needed, rows = config.vocab_size + len(config.special_tokens), self.shape.vocab_size
-        if config.vocab_size > rows * (1 + MOST_ADDED):
+        if config.vocab_size > rows * (1 + MAX_ADDED):
             raise ValueError(
                 f"vocab_size ({config.vocab_size}) is more than the {rows} rows of the backbone's "
-                "embedding; take the tokenizer that belongs to it (data.tokenizer)"
+                "embedding; use the tokenizer that belongs to it (data.tokenizer)"
             )
         if needed > rows:
             causal.resize_token_embeddings(config.padded_vocab_size, mean_resizing=False)
@@ -205,7 +205,7 @@ class Backbone(nn.Module):
                 T, which holds in rows that begin at position 0.
 
         Raises:
-            ValueError: A position is beyond the learned ones.
+            ValueError: If a position is beyond the learned ones.
         """
         limit = self.position_limit
         if limit is None:
@@ -258,7 +258,7 @@ class Backbone(nn.Module):
             at: Index of the token of each row (B,) int64 whose states are returned as ``layers``.
 
         Raises:
-            ValueError: A position is beyond the learned ones.
+            ValueError: If a position is beyond the learned ones.
         """
         h = self.enter(h, positions, None if mask is None else mask.shape[-1])  # (B, T, D)
         tables = self.rotary(h, positions)  # the same in all layers
@@ -376,9 +376,9 @@ class ReasoningNetwork(nn.Module):
         """
         if self.replace_latents is None:
             return latents
-        each = torch.arange(len(latents), device=latents.device)  # (K,)
-        indices = torch.as_tensor(indices, device=latents.device).expand_as(each)
-        return self.replace_latents(latents, each if rows is None else rows, indices)
+        order = torch.arange(len(latents), device=latents.device)  # (K,)
+        indices = torch.as_tensor(indices, device=latents.device).expand_as(order)
+        return self.replace_latents(latents, order if rows is None else rows, indices)
 
     def pause_latent(self) -> Tensor | None:
         """Returns the latent (..., D) that holds no thought, or None if nothing is fed back."""
@@ -514,4 +514,6 @@ def backbone_flops(
 
 def _frozen_flops(*weights: Tensor) -> float:
     """Returns the FLOPs per position of the weight gradients that frozen matrices save."""
-    return 2.0 * sum(each.numel() for each in weights if each.ndim == 2 and not each.requires_grad)
+    return 2.0 * sum(
+        weight.numel() for weight in weights if weight.ndim == 2 and not weight.requires_grad
+    )

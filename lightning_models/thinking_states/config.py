@@ -20,7 +20,7 @@ class ReasoningConfig(SequenceConfig):
     Without it, the model is a Qwen2 of these sizes with random weights.
 
     Raises:
-        ValueError: The sizes do not fit together. The message names key, value and cure.
+        ValueError: If the sizes do not fit together. The message names key, value and cure.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = ()
@@ -61,7 +61,7 @@ class ReasoningConfig(SequenceConfig):
     than in training have no new distances. The default, null, is full causal attention. T and C
     always see their whole chunk and thought."""
     lm_on_query: bool = False
-    """Whether the query's tokens are predicted in training, too."""
+    """Whether the query's tokens are also predicted in training."""
     answer_prefix: tuple[int, ...] = ()
     """Unscored tokens that begin every answer; taken from the data (``data.answer_prefix``)."""
     step_separator: tuple[int, ...] = ()
@@ -114,7 +114,7 @@ class ThinkingStatesConfig(ReasoningConfig):
     """Thinking States (Latent Reasoning with Supervised Thinking States), in the paper's symbols.
 
     Raises:
-        ValueError: A layer does not exist, or see ``ReasoningConfig``.
+        ValueError: If a layer does not exist, or as in ``ReasoningConfig``.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"think": "thoughts", "max_thought_tokens": "thought"}
@@ -133,7 +133,7 @@ class ThinkingStatesConfig(ReasoningConfig):
     (left_align), its last chunk is short (partial), or the answer's tokens fill up the last chunk
     (absolute, the paper's text)."""
     think_in_decode: bool = False
-    """Whether chunks of the answer's tokens think, too."""
+    """Whether chunks of the answer's tokens also think."""
     tie_thinking_head: bool = False
     """Whether T shares the backbone's unembedding. Otherwise it trains a copy."""
     thought_loss: Literal["token_mean", "chunk_sum"] = "token_mean"
@@ -167,7 +167,7 @@ class ThinkingStatesConfig(ReasoningConfig):
         """Returns L^in and L^out for a backbone of ``num_layers`` layers.
 
         Raises:
-            ValueError: Not 0 <= L^in < L^out <= num_layers.
+            ValueError: Unless 0 <= L^in < L^out <= num_layers.
         """
         last = num_layers - 1 if self.output_layer is None else self.output_layer
         if not 0 <= self.input_layer < last <= num_layers:

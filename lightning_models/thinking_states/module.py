@@ -245,7 +245,7 @@ class ThinkingStatesLM(ReasoningLM):
             record("thoughts", trace=cache.trace)
         if "steps" in batch and wants("gold_thoughts"):
             record("gold_thoughts", trace=layout.gold_trace(batch))
-        # the first state, after the query, predicts the first token of the prefix or of the answer
+        # the first state, after the query, predicts the first token of the prefix or the answer
         states = torch.cat((cache.last[:, None], states), dim=1)  # (B, P + A, D)
         log_prob = self.target_log_probs(states[:, prefix:], targets)
         num_targets = (targets >= 0).sum(dim=1)

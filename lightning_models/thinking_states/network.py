@@ -148,7 +148,7 @@ class ThinkingStatesNetwork(ReasoningNetwork):
 
     @property
     def taps(self) -> dict[str, Any]:
-        """Arguments of `Backbone.forward` that set the layers of states and of T's inputs."""
+        """Arguments of `Backbone.forward` that set the layers of states and T's inputs."""
         return {"state_layer": self.input_layer, "tap_layer": self.output_layer}
 
     @property
@@ -180,7 +180,7 @@ class ThinkingStatesNetwork(ReasoningNetwork):
 
         Args:
             h: Hidden states before these layers (B, T, D).
-            layers: Indices of the first layer and of the layer after the last.
+            layers: Indices of the first layer and the layer after the last.
             positions: Positions (B, T) int64.
             mask: Keys that each query may see, see `Backbone.forward`.
             cache: Cache of ``transformers``, extended in place for these layers.

@@ -215,7 +215,7 @@ class QueryReader(ABC):
         blocks: The queries of all rows.
 
     Attributes:
-        states: S of each block, and of the answer's first chunk (B, N + 1, c, D).
+        states: S of each block, and the answer's first chunk (B, N + 1, c, D).
         tapped: Inputs of T for all tokens read so far (B, N, c, D).
     """
 

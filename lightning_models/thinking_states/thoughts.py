@@ -193,7 +193,7 @@ class ThinkingInputs(NamedTuple):
     Attributes:
         tokens: Tokens of all thoughts of each row, without ends (B, M) int64.
         positions: Positions in both parts (B, W + M) int64; the last token of a chunk has c - 1.
-        owner: The chunk of each token, or of its thought (B, W + M) int64.
+        owner: The chunk of each token or its thought (B, W + M) int64.
     """
 
     tokens: Tensor
@@ -256,7 +256,7 @@ class ThoughtLayout:
     padding: int
     """Id that fills up a thought of less than c tokens."""
     lm_on_query: bool = False
-    """Whether the query's tokens are predicted, too."""
+    """Whether the query's tokens are also predicted."""
 
     @classmethod
     def of(cls, config: ThinkingStatesConfig) -> "ThoughtLayout":

@@ -17,7 +17,7 @@ class GistConfig(TransformerConfig):
     """A plain decoder on sentences with boundary tokens; BOS, EOS and EOD are the last three ids.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     def __post_init__(self) -> None:

@@ -89,8 +89,8 @@ class RowMemory:
 # ---- sequence of slots
 #
 # A sentence tensor of U slots holds BOS, up to U - 3 text tokens, EOD at the end of a document, and
-# EOS. The row's next token determines the slots to process, one a step. The row is ready, i.e. its
-# state predicts the token after it, after the last of them.
+# EOS. The row's next token determines the slots to process, one per step. The row is ready, i.e.
+# its state predicts the token after it, after the last of them.
 #
 # ==============================  ===============================================================
 # next token of the row           slots

@@ -17,7 +17,7 @@ class ThoughtGestaltConfig(DecoderConfig):
     ``block_size`` is the number of slots of a sentence tensor: BOS, 64 tokens, EOD and EOS are 67.
 
     Raises:
-        ValueError: A value is out of its range. The message names key, value and cure.
+        ValueError: If a value is out of range. The message names key, value and cure.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"memory_size": "M"}
@@ -36,7 +36,7 @@ class ThoughtGestaltConfig(DecoderConfig):
     detached. none replaces every cross-attention by self-attention, and in_context prepends the
     sentence vectors to the tokens, so that self-attention reads both."""
     memory_size: int = 40
-    """M, number of sentence vectors in memory."""
+    """M, the number of sentence vectors in memory."""
     context_seeding: bool = True
     """Whether the vector of the previous sentence replaces the embedding of BOS."""
     gate_init: float = 1.0

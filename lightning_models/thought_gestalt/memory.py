@@ -107,7 +107,7 @@ def _mean_weights(q: Tensor, k: Tensor) -> Tensor:
 
 
 class SentenceMemory:
-    """First-in, first-out memory of the latest M sentence vectors of every stream, with graph.
+    """Differentiable first-in, first-out memory of the latest M sentence vectors of each stream.
 
     All streams of a batch begin together and are sorted by length. Streams with a t-th sentence
     have therefore written the same number of vectors, and streams that end are the last rows.

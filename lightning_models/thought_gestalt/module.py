@@ -102,7 +102,7 @@ class ThoughtGestaltLM(LanguageModel):
     def _losses(
         self, steps: list[SentenceStep], shares: list[float], weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the weighted sum over all targets, with its graph, and the sum (3,) by class."""
+        """Returns the differentiable weighted sum over all targets, and the sum (3,) by class."""
         matrix = self.network.output_matrix
 
         def consume(step: SentenceStep, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,7 @@ class ThoughtGestaltLM(LanguageModel):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        moments = [each["state"].values() for each in checkpoint.get("optimizer_states", ())]
+        moments = [state["state"].values() for state in checkpoint.get("optimizer_states", ())]
         for values in (checkpoint.get("state_dict", {}), *itertools.chain(*moments)):
             for key, value in values.items():  # gates of older checkpoints are 0-d
                 if key != "step" and torch.is_tensor(value) and value.dim() == 0:
@@ -307,9 +307,9 @@ class ThoughtGestaltLM(LanguageModel):
 def _kind_losses(
     h: Tensor, matrix: Tensor, targets: Tensor, kinds: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the weighted sum of losses, with its graph, and the unweighted sum (3,) by class."""
-    total, each = linear_cross_entropy_each(h, matrix, targets, weights[kinds])
-    return total, segment_sum(each, kinds, len(weights))
+    """Returns the differentiable weighted sum of losses, and the unweighted sum (3,) by class."""
+    total, losses = linear_cross_entropy_each(h, matrix, targets, weights[kinds])
+    return total, segment_sum(losses, kinds, len(weights))
 
 
 def _kind_counts(steps: list[SentenceStep], device: torch.device) -> Tensor:

@@ -21,9 +21,9 @@ class Packing:
     cell: Tensor
     """int64 (P,): flat index of each slot's cell, row * U + column."""
     rows: int
-    """A, number of streams with this sentence, which are the first A of the sorted batch."""
+    """A, the number of streams with this sentence, which are the first A of the sorted batch."""
     width: int
-    """U, number of slots of the longest of these sentences."""
+    """U, the number of slots of the longest of these sentences."""
 
     def to_grid(self, x: Tensor) -> Tensor:
         """Scatters packed slots (P, C) into a grid (A, U, C), with zeros in empty cells."""
@@ -94,7 +94,7 @@ def pack(
     """Packs a batch into sentence steps.
 
     Streams are sorted by their number of sentences, longest first, so that the streams of every
-    step are the first ones of the sorted batch.
+    step come first in the sorted batch.
 
     Args:
         tokens: int64 (B, S, U): BOS, the sentence, EOD at the end of a document, EOS, then padding.

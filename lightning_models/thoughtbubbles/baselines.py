@@ -19,7 +19,7 @@ class CopyConfig(TransformerConfig):
     """A plain decoder that reads every token n times.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"copies": "n"}
@@ -27,7 +27,7 @@ class CopyConfig(TransformerConfig):
     positions: Literal["rope"] = "rope"
     """Rotary only, since copies have fractional positions."""
     copies: int = 3
-    """n, number of copies of every token (3 and 5 in the paper)."""
+    """n, the number of copies of every token (3 and 5 in the paper)."""
     # NOTE(paper): the paper does not give the positions of copies; ours are the positions of forks
     copy_positions: Literal["fractional", "shared"] = "fractional"
     """Positions of the copies of token k: fractional is k + 1/n, k + 2/n, ..., k + 1, as for forks;
@@ -51,7 +51,7 @@ class CopyNetwork(TransformerNetwork):
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """Returns the normed states (B, T, D) of the right-most copies of ``tokens`` (B, T).
 
-        The caller then advances the cache, if any, by ``copies`` entries a token.
+        The caller then advances the cache, if any, by ``copies`` entries per token.
         """
         copies, num_new = self.config.copies, tokens.shape[1] * self.config.copies
         if cache is None:
@@ -75,7 +75,7 @@ class CopyNetwork(TransformerNetwork):
 
 
 class CopyLM(TransformerLM):
-    """Copy-n: a non-adaptive control of Thoughtbubbles with as many or more FLOPs.
+    """Copy-n: a non-adaptive control of Thoughtbubbles with at least as many FLOPs.
 
     Args:
         config: Shape of the network and number of copies.

@@ -17,7 +17,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     """A GPT-2 style decoder with rotary positions whose residual streams fork under a budget.
 
     Raises:
-        ValueError: A value is out of its range. The message names key, value and cure.
+        ValueError: If a value is out of range. The message names key, value and cure.
     """
 
     dials: ClassVar[Mapping[str, str]] = {"kappa": r"$\kappa$"}
@@ -38,7 +38,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     all above a running mean of the kappa-th score, and window_topk the best among the candidates
     of the latest allocation_window tokens. The last two are strictly causal."""
     eval_allocation: Allocation | None = None
-    """Allocation in evaluation and generation. If null, the one of training."""
+    """Allocation in evaluation and generation. Null means as in training."""
     allocation_window: int = 64
     """w of window_topk, in tokens, including the token itself."""
     threshold_decay: float = 0.99
@@ -67,7 +67,7 @@ class ThoughtbubblesConfig(DecoderConfig):
             )
         if self.ratio < 1:
             raise ValueError(
-                f"kappa ({self.kappa}) is a ratio of {self.ratio:g} streams a token at block_size "
+                f"kappa ({self.kappa}) is {self.ratio:g} streams per token at block_size "
                 f"{self.block_size}; it must be at least 1 (1L), as originals always survive"
             )
         if self.allocation_window < 1:
@@ -94,7 +94,7 @@ class ThoughtbubblesConfig(DecoderConfig):
 
     @property
     def uses_budget(self) -> bool:
-        """Whether ``budget`` has any effect outside of training."""
+        """Whether ``budget`` has any effect outside training."""
         return self.inference_allocation == "global_topk"
 
     @property
@@ -132,7 +132,7 @@ class ThoughtbubblesConfig(DecoderConfig):
     def competes(self, ordinal: int) -> bool:
         """Returns whether the fork layer with this ordinal (0-based) may have to prune streams.
 
-        It prunes none as long as 2^(ordinal + 1) streams a token fit into the budget.
+        It prunes none as long as 2^(ordinal + 1) streams per token fit into the budget.
         """
         return ordinal >= 0 and 2.0 ** (ordinal + 1) > self.ratio
 

@@ -76,7 +76,7 @@ def score_dtype() -> torch.dtype:
 
 
 def first_streams(x: Tensor, lengths: Tensor | None = None) -> ResidualStreams:
-    """Returns one stream a token, with score 1.
+    """Returns one stream per token, with score 1.
 
     Args:
         x: Embedded tokens (B, T, D).
@@ -179,8 +179,8 @@ def window_topk(
         The choice, and the scores (B, w - 1 + T, G) of the history followed by these tokens.
     """
     rows, num_tokens, width = len(scores), streams.num_tokens, history.shape[2]
-    # Lay out the candidates as a grid with G columns a token: candidate j of slot s goes to column
-    # 2 s + j of its token, where j is 0 for the fork and 1 for the keep.
+    # Lay out the candidates as a grid with G columns per token: candidate j of slot s goes to
+    # column 2 s + j of its token, where j is 0 for the fork and 1 for the keep.
     column = streams.token[..., None] * width + 2 * streams.slot[..., None]  # (B, N, 1)
     column = (column + torch.arange(2, device=scores.device)).flatten(1)  # (B, N, 2) -> (B, 2 N)
     end = num_tokens * width  # padding (token T) is scattered past the end and cut off
@@ -232,7 +232,7 @@ class Forked(NamedTuple):
 
     streams: ResidualStreams
     border: Tensor
-    """Mean over rows of the kappa-th score, a scalar; nan if nothing competes or outside of
+    """Mean over rows of the kappa-th score, a scalar; nan if nothing competes or outside
     training."""
     history: Tensor | None
     """Scores (B, w - 1 + T, G) of the preceding w - 1 tokens and these, for window_topk only."""
@@ -416,7 +416,8 @@ def _compact(choice: Choice) -> Tensor:
 def _take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Returns x[b, index[b]] (B, N', D)."""
     rows, num_streams, width = x.shape
-    # index_select over B N flat rows reads one index a row, where gather would read one a channel
+    # index_select over B N flat rows reads one index per row, where gather would read one per
+    # channel
     flat = index + num_streams * torch.arange(rows, device=x.device)[:, None]  # (B, N')
     return x.reshape(-1, width).index_select(0, flat.flatten()).view(rows, -1, width)
 

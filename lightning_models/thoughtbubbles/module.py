@@ -43,7 +43,7 @@ class ThoughtbubblesLM(LanguageModel):
         compile: Whether to compile the network with torch.compile (in place).
 
     Raises:
-        ValueError: ``compile`` is true and the number of streams depends on the text.
+        ValueError: If ``compile`` is true and the number of streams depends on the text.
     """
 
     config: ThoughtbubblesConfig
@@ -80,7 +80,7 @@ class ThoughtbubblesLM(LanguageModel):
 
     @property
     def adaptive_training(self) -> bool:
-        """Whether it does so under the allocation of training."""
+        """Whether it does so under the training allocation."""
         return self._depends_on_text(self.config.allocation)
 
     def _depends_on_text(self, allocation: str) -> bool:
@@ -127,7 +127,7 @@ class ThoughtbubblesLM(LanguageModel):
         """Returns log-probabilities of a window batch's targets.
 
         Raises:
-            ValueError: The allocation is threshold and training observed none at this kappa.
+            ValueError: If the allocation is threshold and training observed none at this kappa.
 
         Records ``entropy``: ``entropy`` (B, T) of the next-token distributions, in nats;
         ``greedy``: ``greedy`` (B, T) bool, whether a target is the most likely token;

@@ -27,7 +27,7 @@ from lightning_models.transformer.network import TransformerNetwork
 
 
 class StreamCache:
-    """Keys, values and scores of all earlier streams, for the strictly causal allocations.
+    """Keys, values and scores of all earlier streams, for allocations that are strictly causal.
 
     The number of streams changes at fork layers, so each stretch of blocks between two of them has
     a separate KV cache, in which rows advance independently.
@@ -40,9 +40,9 @@ class StreamCache:
         capacity: int,
         device: torch.device | str | None = None,
     ) -> None:
-        """Reserves space for ``capacity`` tokens a row and the most streams they can fork into."""
+        """Reserves space for ``capacity`` tokens per row and all streams they could fork into."""
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=device)
-        """int64 (B,): number of tokens of each row."""
+        """int64 (B,): number of tokens in each row."""
         self.window = config.allocation_window
         self.stretches = [
             StretchCache(stop - start, batch, capacity * 2**ordinal, device)
@@ -57,7 +57,7 @@ class StreamCache:
         Args:
             ordinal: Index of the fork layer.
             table: Scores (B, w - 1 + T, G), or None for rules without a history.
-            counts: int64 (B,), number of real tokens among the T of each row.
+            counts: int64 (B,), number of real tokens among the T in each row.
         """
         if table is None:
             return
@@ -89,7 +89,7 @@ class StretchCache(KVCache):
 
 
 class PrefixCache:
-    """The tokens so far, for global_topk, where a new token may change which streams survive."""
+    """All tokens so far, for global_topk, where a new token can change which streams survive."""
 
     def __init__(self, prompts: Tensor, lengths: Tensor, max_new_tokens: int) -> None:
         """Stores all but the last token of each right-padded prompt (B, P)."""
@@ -111,7 +111,7 @@ class PrefixCache:
 
 
 class Decoded(NamedTuple):
-    """Normed states whose mixture predicts the next token at each position (eq. 11)."""
+    """Normalised states whose mixture predicts the next token at each position (eq. 11)."""
 
     states: Tensor
     """(B, N, D), grouped by token."""
@@ -120,9 +120,9 @@ class Decoded(NamedTuple):
     token: Tensor
     """int64 (B, N), index of the token that a state belongs to; T in padding."""
     borders: Tensor
-    """(fork layers,) float32, kappa-th score of each in training; nan if nothing competes."""
+    """(fork layers,) float32, the kappa-th highest score in training; nan if nothing competes."""
     streams: Tensor | None
-    """int64 (L, B, T), streams of each token in each block, 0 for padding. None unless counted."""
+    """int64 (L, B, T), streams per token in each block, 0 for padding. None unless requested."""
 
 
 class AttenuatedBlock(Block):
@@ -142,11 +142,11 @@ class AttenuatedBlock(Block):
 
         Args:
             x: Streams (B, N, D).
-            rope: Rotation tables of their positions.
+            rope: Rotary tables for the positions of the streams.
             cache: Earlier keys and values.
             key_bias: Scaled log P (B, N_all) of every key.
             mask: See ``SelfAttention``.
-            log_p: log P (B, N). If None, all scores are 1 and this is a plain block.
+            log_p: log P (B, N). If None, all scores are 1 and the block is a plain one.
         """
         if log_p is None:
             return super().forward(x, rope=rope, cache=cache, mask=mask)
@@ -165,7 +165,7 @@ class AttenuatedBlock(Block):
 
 
 class ThoughtbubblesNetwork(TransformerNetwork):
-    """A plain decoder with attenuated blocks, and fork layers before some of them.
+    """A plain decoder with attenuated blocks and with fork layers before some of them.
 
     Parameters have the plain decoder's names, except for the fork layers under ``forks``.
     """
@@ -191,11 +191,11 @@ class ThoughtbubblesNetwork(TransformerNetwork):
 
         Args:
             tokens: int64 (B, T), padded on the right.
-            lengths: int64 (B,), number of tokens of each row. Defaults to T for all rows.
+            lengths: int64 (B,), number of tokens in each row. Defaults to T for all rows.
             cache: Streams of earlier tokens, to which the new ones are appended.
-            count: Whether to count the streams of each token.
+            count: Whether to return the number of streams of each token.
         """
-        # N = T: one stream a token, with score 1
+        # N = T: one stream per token, with score 1
         streams = first_streams(self.embed(tokens, tokens), lengths)
         if lengths is None:
             lengths = tokens.new_full((len(tokens),), tokens.shape[1])
@@ -233,7 +233,7 @@ class ThoughtbubblesNetwork(TransformerNetwork):
     ) -> ResidualStreams:
         """Runs the blocks of a stretch, within which the set of streams stays the same."""
         # One less than in the paper, so that originals have the positions of a plain decoder;
-        # rotary attention depends on differences alone.
+        # rotary attention only depends on differences between positions.
         positions, log_p, mask, stretch = streams.positions() - 1, streams.log_p, None, None
         if cache is not None:
             stretch = cache.stretches[ordinal]
@@ -269,7 +269,7 @@ class ThoughtbubblesNetwork(TransformerNetwork):
 
 
 def _averaged(streams: ResidualStreams) -> ResidualStreams:
-    """Returns one stream a token, sum_j P_j x_j / sum_j P_j.
+    """Returns one stream per token, sum_j P_j x_j / sum_j P_j.
 
     The authors' code omits the division. A norm follows, so the scale only matters relative to its
     epsilon, which would otherwise dominate states with low scores.
@@ -284,7 +284,7 @@ def _averaged(streams: ResidualStreams) -> ResidualStreams:
     weighted = (streams.log_p - total).exp().to(wide.dtype)[..., None] * wide  # (B, N, D)
     sums = weighted.new_zeros(rows * tokens, width).index_add(0, flat, weighted.flatten(0, 1))
     x = sums.view(rows, tokens, width)[:, :-1].to(streams.x.dtype)  # (B, T, D), padding cut off
-    # (B, T), whether a token has any stream, which padding tokens do not
+    # (B, T), whether a token has any stream; padding has none
     alive = streams.token.new_zeros(rows, tokens).scatter(1, streams.token, 1)[:, :-1]
     token = torch.arange(tokens - 1, device=x.device).expand(rows, -1)
     token = torch.where(alive > 0, token, streams.num_tokens)

@@ -51,7 +51,9 @@ class HubFamily:
         ours = {}
         for name, parts in self._names(config):
             for part in ("weight", "bias"):
-                tensors = [theirs[f"{each}.{part}"] for each in parts if f"{each}.{part}" in theirs]
+                tensors = [
+                    theirs[f"{source}.{part}"] for source in parts if f"{source}.{part}" in theirs
+                ]
                 if tensors:
                     ours[f"{name}.{part}"] = torch.cat([self._turn(name, x) for x in tensors])
                     if self.qkv_by_head and name.endswith(".qkv"):
@@ -72,7 +74,7 @@ class HubFamily:
         theirs: dict[str, Tensor] = {}
         for name, parts in self._names(config):
             for part in ("weight", "bias"):
-                wanted = [f"{each}.{part}" for each in parts if f"{each}.{part}" in shapes]
+                wanted = [f"{source}.{part}" for source in parts if f"{source}.{part}" in shapes]
                 if not wanted:
                     continue
                 tensor = ours.get(f"{name}.{part}")
@@ -382,7 +384,7 @@ def family_of(config: TransformerConfig) -> HubFamily:
     """Returns the family that computes the same as a plain decoder of this configuration.
 
     Raises:
-        ValueError: There is none. The message names the fields.
+        ValueError: If there is none. The message names the fields.
     """
     style = (config.positions, config.norm, config.activation == "swiglu")
     shared = config.key_value_heads != config.num_heads

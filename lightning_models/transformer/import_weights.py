@@ -19,7 +19,7 @@ def import_transformers(source: Any, **changes: Any) -> TransformerLM:
         **changes: Fields of TransformerConfig to set, for example ``attention_backend``.
 
     Raises:
-        ValueError: Our blocks do not implement the architecture or one of its options, or the
+        ValueError: If our blocks do not implement the architecture or one of its options, or the
             model's published code computes something else with these weights.
     """
     model = load_causal_lm(source) if isinstance(source, str) else source

@@ -21,7 +21,7 @@ class TransformerConfig(DecoderConfig):
     """A plain decoder. The defaults are GPT-2's; LLaMA style is rms, swiglu, rope, no bias.
 
     Raises:
-        ValueError: The sizes do not fit together. The message names key, value and cure.
+        ValueError: If the sizes do not fit together. The message names key, value and cure.
     """
 
     num_kv_heads: int | None = None
@@ -40,7 +40,7 @@ class TransformerConfig(DecoderConfig):
     turns below and above which frequencies are low and high, and the training context in tokens
     (LLaMA 3.1: 8, 1, 4, 8192). By default, null, none are scaled."""
     rope_fraction: float = 1.0
-    """Share of each head's channels, the first ones, with rotary positions (Pythia: 0.25)."""
+    """Share of each head's channels, from the first, with rotary positions (Pythia: 0.25)."""
     parallel_residual: bool = False
     """Whether attention and feed-forward layer of a block read the same input (Pythia)."""
 

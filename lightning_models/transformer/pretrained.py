@@ -27,7 +27,7 @@ def read_pretrained(
         **options: Further options of ``from_pretrained``.
 
     Raises:
-        ValueError: It is missing, damaged, or needs its author's code. The message is one line.
+        ValueError: If it is missing, damaged, or needs its author's code. The message is one line.
     """
     folder = Path(source).expanduser()
     path = str(folder) if folder.is_dir() else source
@@ -117,7 +117,7 @@ def load_pretrained(
         **options: Further options of ``from_pretrained``.
 
     Raises:
-        ValueError: It cannot be read, or lacks weights.
+        ValueError: If it cannot be read, or lacks weights.
     """
     from transformers import AutoModel, AutoModelForCausalLM
 

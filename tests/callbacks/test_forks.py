@@ -13,9 +13,9 @@ from callbacks import ForkAnalysis
 from callbacks.analysis import forks
 from callbacks.analysis.base import Findings
 from callbacks.analysis.forks import (
-    LEAST_TOKENS,
     LINE_TOKENS,
     MEASURES,
+    MIN_TOKENS,
     TOKEN_WIDTH,
     WINDOW,
     ForkRecorder,
@@ -112,7 +112,7 @@ def test_attention_is_that_of_the_weights(analyse):
 
 def test_rows_may_be_scored_one_by_one_and_without_attention(analyse, monkeypatch):
     _, together = analyse()
-    monkeypatch.setattr(forks, "MOST_WEIGHTS", 1)
+    monkeypatch.setattr(forks, "MAX_WEIGHTS", 1)
     _, alone = analyse()
     assert alone == pytest.approx(together, rel=1e-4)
     _, found = analyse(attention=False)
@@ -170,7 +170,7 @@ def test_a_reference_is_moved_once_a_batch(analyse, save_checkpoint, monkeypatch
     """Not once a row, where rows are scored one by one."""
     reference, path, back = BY_NAME["gpt2"].model, save_checkpoint("gpt2"), []
     monkeypatch.setattr(reference, "cpu", lambda self: back.append(self))
-    monkeypatch.setattr(forks, "MOST_WEIGHTS", 1)
+    monkeypatch.setattr(forks, "MAX_WEIGHTS", 1)
     _, found = analyse(reference_ckpt=path)
     assert "forks/reference_entropy/mean" in found
     assert len(back) == 1
@@ -180,7 +180,7 @@ def test_references_that_cannot_be_used_are_refused(analyse, save_checkpoint):
     with pytest.raises(ValueError, match="there is no checkpoint at nowhere.ckpt"):
         analyse(reference_ckpt="nowhere.ckpt")
     path = save_checkpoint("gpt2", vocab_size=300)
-    with pytest.raises(ValueError, match="vocabulary of 300, the model one of 257"):
+    with pytest.raises(ValueError, match="vocabulary of 300, but the model has 257"):
         analyse(reference_ckpt=path)
     content = torch.load(path, weights_only=True)
     content["recipe"]["model"]["class_path"] = "elsewhere.OtherLM"
@@ -377,7 +377,7 @@ def test_rows_of_padding_alone_are_reported():
     assert report.drawn()
 
 
-@pytest.mark.parametrize(("tokens", "columns"), [(3, LEAST_TOKENS), (13, 13), (60, LINE_TOKENS)])
+@pytest.mark.parametrize(("tokens", "columns"), [(3, MIN_TOKENS), (13, 13), (60, LINE_TOKENS)])
 def test_the_map_of_tokens_is_as_wide_as_the_text(tokens, columns):
     row = pd.DataFrame({"text": ["a"] * tokens, "streams_layer1": [1] * tokens})
     figure = tokens_figure({"tokens": row})

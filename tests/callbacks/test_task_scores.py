@@ -113,7 +113,7 @@ def test_what_is_wrong_shows_at_once(make_model, make_data, make_trainer, folder
         trainer = make_trainer(TaskScores(list(tasks), **options), max_steps=1)
         trainer.fit(make_model(), make_data())
 
-    with pytest.raises(ValueError, match="include_path .nowhere. is no folder"):
+    with pytest.raises(ValueError, match="include_path .nowhere. is not a folder"):
         fit("piqa_local", include_path="nowhere")
     monkeypatch.delenv("DATA")
     with pytest.raises(ValueError, match="set the environment variable DATA"):

@@ -318,7 +318,7 @@ def test_equal_questions_in_two_splits_are_warned_of_but_not_their_answers(tmp_p
 
 
 def test_repeated_texts_are_counted_in_bounded_memory(monkeypatch):
-    monkeypatch.setattr("datamodules.corpus._MOST_HASHES", 512)
+    monkeypatch.setattr("datamodules.corpus._MAX_HASHES", 512)
     repeats = Repeats()
     for _ in repeats.watch(("train", f"text {i}") for i in range(20_000)):
         assert len(repeats._splits) <= 512

@@ -168,7 +168,7 @@ def test_the_longest_documents_are_scored_first_and_evenly(data):
 
 
 def test_a_very_long_document_is_scored_alone(data, monkeypatch):
-    monkeypatch.setattr(building, "_MOST_SENTENCES", 60)
+    monkeypatch.setattr(building, "_MAX_SENTENCES", 60)
     whole = evaluation(data, batch_size=50)
     sizes = [whole.batch(n)["lengths"].shape for n in range(len(whole))]
     assert all(rows == 1 or rows * width <= 60 for rows, width in sizes)

@@ -130,7 +130,7 @@ def test_a_start_that_failed_is_skipped_with_a_word(
     ask = fails if verb.name == "reason" else evaluates  # it finds nothing to ask in a text
     with pytest.warns(UserWarning, match=rf"skipping {failed}: no checkpoint is in there"):
         said = ask(*verb.command(runs, verb_files))
-    assert verb.name != "reason" or "has no questions with one right answer" in said
+    assert verb.name != "reason" or "has no questions with one correct answer" in said
 
 
 @pytest.mark.parametrize("verb", BATCHED, ids=str)
@@ -168,7 +168,7 @@ def test_what_is_no_checkpoint_is_named(verb, fails, named_path, verb_files, tmp
     empty.mkdir()
     assert "none.ckpt" in fails(*verb.command("none.ckpt", verb_files))
     assert f"{damaged} " in fails(*verb.command(damaged, verb_files))
-    assert "there is no whole checkpoint below" in fails(*verb.command(empty, verb_files))
+    assert "there is no complete checkpoint under" in fails(*verb.command(empty, verb_files))
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=str)

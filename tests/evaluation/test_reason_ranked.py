@@ -1,4 +1,4 @@
-"""Questions to models of windows: the likeliest of all answers, or a written one; by group."""
+"""Questions to window models: the most likely of all answers, or a written one; by group."""
 
 import math
 from types import SimpleNamespace
@@ -176,7 +176,7 @@ def test_the_likeliest_answers_of_several_models(reason, trained, options, train
     for row in rows:
         assert row["right"] == (row["text"] == row["gold"])
     assert sum(row["right"] for row in rows[:4]) / 4 == plain["accuracy"]
-    for shown in ("hops", "the likeliest of 22 possible answers", "likelihood", "exact"):
+    for shown in ("hops", "the most likely of 22 possible answers", "likelihood", "exact"):
         assert shown in table
 
 

@@ -281,7 +281,7 @@ def test_the_probe_needs_no_training_text(own_run, reports, tmp_path):
 def test_bytes_are_refused(checkpoint_path, fails):
     line = fails("reversal", "--ckpt", checkpoint_path)
     assert f"0 of {len(NAMES)} are single tokens of the tokenizer (bytes)" in line
-    assert "take a model whose tokenizer has whole words" in line
+    assert "use a model whose tokenizer has whole words" in line
 
 
 # ---- the command line and the picture
@@ -369,7 +369,7 @@ def test_bf16_weights(gpt2):
 def test_what_is_not_there_or_broken_is_one_line(gpt2, fails, tmp_path):
     assert "no tokenizer found" in fails("reversal", "--hf", tmp_path / "none")
     _, folder = gpt2(positions=8)
-    assert "more than the model's context of 8; take a model with" in fails(
+    assert "more than the model's context of 8; use a model with" in fails(
         "reversal", "--hf", folder
     )
     (folder / "model.safetensors").write_bytes(b"broken")

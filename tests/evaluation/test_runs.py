@@ -81,7 +81,7 @@ def test_starts_that_failed_are_skipped_with_a_word(runs):
         with pytest.warns(UserWarning, match="no checkpoint is in there"):
             found, left_out = find_compared([str(word)], skip=False)
         assert ([run.checkpoint.path for run in found], left_out) == (kept, {})
-    with pytest.raises(ValueError, match="there is no whole checkpoint below"):
+    with pytest.raises(ValueError, match="there is no complete checkpoint under"):
         find_checkpoints([named, str(runs / "a")])  # named by itself
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from browser import CHROMIUM, browser
 
-from evaluation.thoughts import MOST_STEP, TokenTrace
+from evaluation.thoughts import MAX_STEP, TokenTrace
 from evaluation.thoughts_page import page, visible
 from lightning_models import load
 
@@ -45,7 +45,7 @@ def test_losses_are_those_of_a_score(method):
     assert text["text"].tolist() == score.tokens["text"].tolist()
     assert text["nats"].tolist() == pytest.approx(score.tokens["nats"].tolist(), rel=1e-5)
     assert [TEXT[a:b] for a, b in zip(text["start"], text["end"], strict=True)] == list(TEXT)
-    assert trace.facts["loss"] == f"{score.nats_per_token:.3f} nats a token (exact)"
+    assert trace.facts["loss"] == f"{score.nats_per_token:.3f} nats per token (exact)"
     per_byte = score.as_dict()["bits_per_byte"]  # marks of sentences are not counted
     assert trace.facts.get("bits per byte") == (per_byte and f"{per_byte:.3f}")
 
@@ -163,7 +163,7 @@ def test_a_decoder_says_the_steps_of_latents(name, write_method, monkeypatch):
         model.network, "write_steps", lambda *args: given.append(args[0]) or write(*args)
     )
     tokens = lm.trace(QUESTION).tokens
-    said = tokens[tokens["note"].str.startswith("a step said by the decoder; likeliest words")]
+    said = tokens[tokens["note"].str.startswith("a step said by the decoder; most likely words")]
     thoughts, each = tokens[tokens["kind"] == "thought"], model.layout.latents_per_step
     assert said.index.tolist() == thoughts.index[each - 1 :: each].tolist()
     query = [*lm.tokenizer.prompt_ids(QUESTION), model.config.special_id("latent_start")]
@@ -175,7 +175,7 @@ def test_a_decoder_says_the_steps_of_latents(name, write_method, monkeypatch):
         logits = model.network.say(latents, written) @ model.network.decoder.output_matrix.T
     assert torch.equal(written, logits[..., : lm.tokenizer.vocab_size].argmax(dim=-1))
     assert len(written.unique()) > 2
-    ids = write(given[0], MOST_STEP, lm.tokenizer.vocab_size).tolist()
+    ids = write(given[0], MAX_STEP, lm.tokenizer.vocab_size).tolist()
     words = [lm.tokenizer.decode_continuation(each).strip() for each in ids]
     assert all(map(str.startswith, words, said["text"]))
 

@@ -147,7 +147,7 @@ def test_a_set_that_cannot_be_fetched_names_the_cure_before_anything_is_scored(
     monkeypatch.setattr("evaluation.zero_shot.score_checkpoint", None)
     line = fails("zero_shot", "--ckpt", checkpoint_path, "--sets", "ptb,arxiv", *files["ptb"])
     assert "ZeroShotText (arxiv): ccdv/arxiv-summarization" in line
-    assert "Give your copy, with --files.arxiv" in line
+    assert "Pass your copy with --files.arxiv" in line
 
 
 def test_a_checkpoint_without_data_says_how_to_go_on(fails, edited):

@@ -113,10 +113,10 @@ def test_it_fills_to_the_brim_and_no_further():
     cache.advance(torch.tensor([1, 3]))
     keys, _ = cache.layers[0].append(k[:, :, :1], k[:, :, :1])
     assert keys.shape[2] == 4
-    with pytest.raises(ValueError, match="holds 4 entries a row, 5 are needed"):
+    with pytest.raises(ValueError, match="holds 4 entries per row, 5 are needed"):
         cache.layers[0].append(k[:, :, :2], k[:, :, :2])
     cache.advance(torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="holds 4 entries a row, 5 are needed"):
+    with pytest.raises(ValueError, match="holds 4 entries per row, 5 are needed"):
         cache.layers[0].append(k[:, :, :1], k[:, :, :1])
 
 

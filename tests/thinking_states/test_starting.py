@@ -248,7 +248,7 @@ def rope(rope_type, **settings):
         (
             "qwen2",
             {"rope_parameters": rope("longrope", short_factor=[1.0] * 2, long_factor=[2.0] * 2)},
-            "has rotary positions of the rope_type longrope; take .* default, linear, llama3, yarn",
+            "has rotary positions of the rope_type longrope; use .* default, linear, llama3, yarn",
         ),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_folder_of_damaged_files_gives_way_to_an_older_one(tmp_path):
 
 
 def test_no_checkpoint_is_a_clear_error(tmp_path):
-    with pytest.raises(CheckpointError, match="no whole checkpoint below") as error:
+    with pytest.raises(CheckpointError, match="no complete checkpoint under") as error:
         find_checkpoint("last", [tmp_path])
     assert str(tmp_path) in str(error.value)
 

@@ -92,7 +92,9 @@ def test_a_command_line_without_a_verb_gets_the_verbs_and_an_example(argv, capsy
 def test_of_nested_classes_the_inner_one_is_named(capsys):
     callback = ["--trainer.callbacks+", "callbacks.ForkAnalysis"]
     message = message_of(main, ["fit", *callback, "--trainer.callbacks.shown_row=x"], capsys)
-    assert message.startswith("error: --trainer.callbacks.shown_row is no option of callbacks.Fork")
+    assert message.startswith(
+        "error: --trainer.callbacks.shown_row is not an option of callbacks.Fork"
+    )
 
 
 def test_debug_shows_the_traceback():
@@ -135,4 +137,4 @@ def test_condensed_reports_keep_what_was_wrong():
         "        Group 'config' does not accept option 'dimm'\n"
         "    - Expected a <class 'NoneType'>\n  Given value type: <class 'dict'>"
     )
-    assert condense(report) == "--model.config.dimm is no option of A"
+    assert condense(report) == "--model.config.dimm is not an option of A"

@@ -94,7 +94,7 @@ def test_the_lines_are_products_of_the_options(capsys):
         "global batch 192 rows = 4 micro-batch x 3 accumulated x 16 devices, "
         f"{tokens:,} tokens per step, 100 steps, {100 * tokens:,} tokens in all"
     ) in out
-    each, share = re.search(r"\(([\d.]+ \w) a token\), ([\d.]+)% of all FLOPs", out).groups()
+    each, share = re.search(r"\(([\d.]+ \w) per token\), ([\d.]+)% of all FLOPs", out).groups()
     training = number(each) * 100 * tokens
     validation = number(each) / 3 * (5 * 7 * 64 * 16) * (300 // 60)  # forward alone is a third
     assert float(share) == pytest.approx(100 * validation / (training + validation), abs=0.1)

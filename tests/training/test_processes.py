@@ -178,7 +178,7 @@ def test_tasks_that_nobody_asked_for_are_warned_of(fit, tmp_path, monkeypatch, r
     for name, value in {**SLURM, "SLURM_NTASKS": "8", "SLURM_PROCID": rank}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "8")
-    with pytest.warns(UserWarning, match="SLURM has 8 tasks.* each task trains a run of its own"):
+    with pytest.warns(UserWarning, match="SLURM has 8 tasks.* each task trains a separate run"):
         assert fit(tmp_path, "--trainer.max_steps=1") == 0
 
 

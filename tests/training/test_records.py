@@ -339,7 +339,7 @@ def test_auto_begins_a_run_and_goes_on_with_it(fit, tmp_path):
 def test_auto_is_for_training_alone(fit, tmp_path, capsys):
     options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={tmp_path}"]
     assert main(["validate", "--ckpt_path=auto", *options]) == 2
-    assert "no whole checkpoint" in capsys.readouterr().err
+    assert "no complete checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

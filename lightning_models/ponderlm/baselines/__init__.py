@@ -1,4 +1,4 @@
-"""Baselines of PonderLM-3 with K additional steps a token.
+"""Baselines of PonderLM-3 with K additional steps per token.
 
 =========================================  =====================================================
 baseline or component                      code

@@ -97,12 +97,12 @@ class MoRConfig(PonderingConfig):
     """A shared stack, applied once to all tokens and up to K = ``thinking_steps`` times to some.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     capacities: tuple[float, ...] = (0.9, 0.8, 0.73)
     """Fraction of a text's tokens that takes each of the K extra recursions in training. The
-    defaults execute 2.43 steps a token, as in PonderLM-3's Table 2."""
+    defaults execute 2.43 steps per token, as in PonderLM-3's Table 2."""
     router_weight: float = 1e-3
     """Weight of the routers' cross-entropy in the objective."""
     eval_routing: Routing = "threshold"
@@ -128,7 +128,7 @@ class MoRConfig(PonderingConfig):
     def everyone(self, recursion: int) -> bool:
         """Returns whether extra recursion ``recursion`` (0-based) keeps all previous tokens.
 
-        In that case there is no choice, in training or outside of it.
+        In that case there is no choice, in training or outside it.
         """
         return self.capacities[recursion] == (1.0, *self.capacities)[recursion]
 
@@ -422,7 +422,7 @@ class MoRLM(DepthLM):
         down for fewer steps and moved towards 1 for more. Only attention depends on this.
 
         Raises:
-            ValueError: ``steps`` is not between 0 and ``thinking_steps``.
+            ValueError: If ``steps`` is not between 0 and ``thinking_steps``.
         """
         capacities, most = self.config.capacities, self.config.thinking_steps
         if not 0 <= steps <= most:

@@ -23,12 +23,12 @@ class PauseConfig(PonderingConfig):
     """A plain decoder with ``thinking_steps`` n pauses after every token.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
 
 class PauseNetwork(TransformerNetwork):
-    """One causal sequence of n + 1 slots a token, all at its position, the last of which predicts.
+    """One causal sequence of n + 1 slots per token at its position; the last one predicts.
 
     These are PonderLM-2's slots with a learned constant instead of fed-back states, in one pass.
     The pause is a separate parameter, initialised and scaled like a token embedding: an additional
@@ -52,7 +52,7 @@ class PauseNetwork(TransformerNetwork):
 
         Args:
             tokens: int64 (B, T), padded on the right.
-            cache: Cache of earlier slots, which the caller then advances by n + 1 a token.
+            cache: Cache of earlier slots, which the caller then advances by n + 1 per token.
             every_depth: Whether to return the states of all slots (B, T, n+1, D).
         """
         slots = self.config.thinking_steps + 1
@@ -118,7 +118,7 @@ class PonderLM1Config(PonderingConfig):
     """PonderLM-1 with S = ``thinking_steps`` pondering passes before the one that predicts.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     accumulate: bool = True

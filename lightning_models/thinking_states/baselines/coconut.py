@@ -31,7 +31,7 @@ class CoconutConfig(LatentConfig, StagedConfig):
     """Coconut (Hao et al., 2024), with the values of its GSM8K run as defaults.
 
     Raises:
-        ValueError: A value is out of its range, or gradient checkpointing is set.
+        ValueError: If a value is out of range, or gradient checkpointing is set.
     """
 
     c_thought: int = 2

@@ -41,7 +41,7 @@ class CodiConfig(LatentConfig):
     """CODI (Shen et al., 2025), with PCCoT (Wu et al., 2025) as ``passes``.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     num_latents: int = 6
@@ -195,7 +195,7 @@ class CodiNetwork(LatentNetwork):
         config: Configuration of the backbone and its latents.
 
     Raises:
-        ValueError: ``lora_rank`` is set, and ``peft`` is not installed.
+        ValueError: If ``lora_rank`` is set, and ``peft`` is not installed.
     """
 
     def __init__(self, config: CodiConfig) -> None:

@@ -34,7 +34,7 @@ from lightning_models.thinking_states.rows import chain_of
 _UNIFORM, _OFFSET = range(2)  # purpose of a row's draws, the second entry of their key
 
 
-MOST_EXTRA = 100
+MAX_EXTRA = 100
 """Maximum number of tokens that removal smoothing removes in advance."""
 
 
@@ -170,7 +170,7 @@ def num_steps(batch: Batch) -> Tensor:
 
 
 def offsets(ids: Tensor, smoothing: float, seed: int) -> Tensor:
-    """Draws o for each row (B,) int64, with P(o >= k) = exp(-lambda k), at most MOST_EXTRA.
+    """Draws o for each row (B,) int64, with P(o >= k) = exp(-lambda k), at most MAX_EXTRA.
 
     Args:
         ids: Ids of the rows (B,) int64.
@@ -178,7 +178,7 @@ def offsets(ids: Tensor, smoothing: float, seed: int) -> Tensor:
         seed: Seed of the draws.
     """
     level = row_draws(ids, 1, seed, _OFFSET)[:, 0]
-    return (-torch.log1p(-level) / smoothing).long().clamp(max=MOST_EXTRA)  # inverse CDF
+    return (-torch.log1p(-level) / smoothing).long().clamp(max=MAX_EXTRA)  # inverse CDF
 
 
 def row_draws(ids: Tensor, count: int, *key: int) -> Tensor:
@@ -198,7 +198,7 @@ class StagedConfig(ChainConfig):
     """A model whose chain of thought is removed step by step.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     epochs_per_stage: float = 3
@@ -361,7 +361,7 @@ class ICoTConfig(StagedConfig):
     """Implicit chain of thought by stepwise internalisation (Deng et al., 2024).
 
     Raises:
-        ValueError: A value is out of its range, or belongs to the other unit of removal.
+        ValueError: If a value is out of range, or belongs to the other unit of removal.
     """
 
     removal: Literal["tokens", "steps"] = "tokens"
@@ -432,7 +432,7 @@ class ICoTLM(StagedLM):
     At r = 0 it is CoT, and at the last stage No CoT.
 
     Args:
-        config: Configuration of the backbone and of the removal.
+        config: Configuration of the backbone and the removal.
         optimizer: Optimiser and schedule.
         compile: Whether to compile the network with torch.compile (in place).
     """
@@ -486,11 +486,11 @@ def load_backbone(
     Args:
         network: Network, changed in place.
         config: Configuration of the network's method.
-        path: Path of a checkpoint or of a run.
+        path: Path of a checkpoint or a run.
         which: Checkpoint of a run to load, its last or its best.
 
     Raises:
-        CheckpointError: The checkpoint cannot be read, or its backbone has another shape.
+        CheckpointError: If the checkpoint cannot be read, or its backbone has another shape.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,

@@ -65,7 +65,7 @@ def refuse_idle(config: ReasoningConfig, pairs: Mapping[str, tuple[str, ...]]) -
         pairs: Names of options by the option that they belong to.
 
     Raises:
-        ValueError: An option would have no effect.
+        ValueError: If an option would have no effect.
     """
     defaults = {field.name: field.default for field in fields(config)}
     for base, keys in pairs.items():
@@ -83,7 +83,7 @@ class LatentConfig(ReasoningConfig):
     """A model with latents before its answer, and SIM-CoT's decoder of their steps.
 
     Raises:
-        ValueError: A value is out of its range, or gradient checkpointing is set.
+        ValueError: If a value is out of range, or gradient checkpointing is set.
     """
 
     special_tokens: ClassVar[tuple[str, ...]] = (START, END, LATENT)
@@ -162,7 +162,7 @@ class LatentLayout(ChainLayout):
 
     @abstractmethod
     def replaced(self, batch: Batch, stage: int) -> tuple[Tensor, Tensor]:
-        """Returns the numbers of steps that latents stand for and of groups of latents, both (B,).
+        """Returns the numbers of steps that latents stand for and groups of latents, both (B,).
 
         Args:
             batch: Batch of questions.
@@ -213,7 +213,7 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
 
     Args:
         batch: Batch of questions.
-        steps: Number of steps that latents stand for, the first ones of each row (B,) int64.
+        steps: Number of leading steps of each row that latents stand for, (B,) int64.
         groups: Number of groups of latents in each row (B,) int64.
         separator: Tokens between two steps.
     """
@@ -224,7 +224,7 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
     owner = torch.minimum(order, groups[:, None] - 1)  # (B, R), -1 without latents
     group = torch.arange(most, device=sizes.device)[:, None]  # (G, 1)
     said = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
-    # each group is a row of its own, in which the steps of other groups are empty
+    # each group is a separate row, in which the steps of other groups are empty
     chosen = {
         "steps": steps_of_rows.repeat_interleave(most, dim=0),  # (B G, R, Z)
         "step_lengths": (sizes[:, None] * said).flatten(0, 1),  # (B G, R)

@@ -105,7 +105,7 @@ class TextLayout:
     step_separator: tuple[int, ...] = ()
     """Tokens before each step."""
     lm_on_query: bool = False
-    """Whether the query's tokens are predicted, too."""
+    """Whether the query's tokens are also predicted."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
         """Returns the normaliser of ``nll``: ``targets``, the batch's count of predicted tokens."""
@@ -165,7 +165,7 @@ class ChainLayout(TextLayout):
     """Query, chain, answer prefix, answer: a whole chain of thought, learned with its end.
 
     Raises:
-        ValueError: The answer prefix, which ends a chain, is empty.
+        ValueError: If the answer prefix, which ends a chain, is empty.
     """
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class ChainConfig(ReasoningConfig):
     """A model that may write reasoning before its answer.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     max_chain_tokens: int | None = None
@@ -365,7 +365,7 @@ class TextLM(ReasoningLM):
         return LossOutput({"nll": nll}, {"answer_nll": answers, **self.statistics(batch, rows)})
 
     def cross_entropy(self, rows: TextRows, h: Tensor) -> tuple[Term, Mean]:
-        """Returns the loss of all targets and of the answers', from normed states h (B, T, D)."""
+        """Returns the loss on all targets and on the answers, from normed states h (B, T, D)."""
         # logits only for predicted tokens (P,): most of a row is the query
         learned = (rows.targets >= 0).flatten().nonzero()[:, 0]
         targets, answers = rows.targets.flatten()[learned], rows.answers.flatten()[learned]
@@ -379,7 +379,7 @@ class TextLM(ReasoningLM):
         return {}
 
     def states(self, rows: TextRows, at: Tensor | None = None) -> HiddenStates:
-        """Returns the hidden states of rows of text, and of the tokens ``at`` in all layers."""
+        """Returns the hidden states of rows of text, and at the tokens ``at`` of all layers."""
         hidden: HiddenStates = self.network(rows.tokens, at=at)
         return hidden
 
@@ -510,7 +510,7 @@ class NoCoTConfig(ReasoningConfig):
     """A backbone that answers without reasoning; it adds no fields.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
 
@@ -549,7 +549,7 @@ class CoTConfig(ChainConfig):
     """A backbone that writes its reasoning, then its answer.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
 
@@ -561,7 +561,7 @@ class CoTLM(TextLM):
     query, so that scores are exact.
 
     Args:
-        config: Configuration of the backbone and of the longest chain.
+        config: Configuration of the backbone and the longest chain.
         optimizer: Optimiser and schedule.
         compile: Whether to compile the network with torch.compile (in place).
     """

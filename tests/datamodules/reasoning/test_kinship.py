@@ -12,7 +12,7 @@ from datamodules.reasoning.kinship import (
     COMPOSITION,
     FAMILIES,
     GENDERS,
-    MOST_HOPS,
+    MAX_HOPS,
     NAMES,
     POSSESSIVE,
     RELATIONS,
@@ -117,7 +117,7 @@ def test_rules_and_genealogy_agree_on_the_answer(hops):
 
 
 def test_the_longest_chains_have_every_answer():
-    answers = Counter(write_story(0, "test", i, hops=MOST_HOPS).answer[1:] for i in range(400))
+    answers = Counter(write_story(0, "test", i, hops=MAX_HOPS).answer[1:] for i in range(400))
     assert set(answers) == set(RELATIONS)
     assert max(answers.values()) < 3 * min(answers.values()) + 15
 
@@ -186,7 +186,7 @@ def test_no_story_is_in_two_splits():
 
 def test_names_give_the_gender_and_sentences_are_complete():
     assert not set(NAMES["male"]) & set(NAMES["female"])
-    assert all(len(set(names)) == len(names) > MOST_HOPS + 11 for names in NAMES.values())
+    assert all(len(set(names)) == len(names) > MAX_HOPS + 11 for names in NAMES.values())
     assert set(WORDS) == set(SENTENCES)
     for kind, templates in SENTENCES.items():
         for template in templates:

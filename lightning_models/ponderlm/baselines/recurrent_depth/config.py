@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 from lightning_models.ponderlm.config import PonderingConfig
 
 EXIT_THRESHOLDS = {"gate": 1.0, "kl": 5e-4, "latent": 0.03, "entropy": 1e-3, "argmax": 5.0}
-"""Published thresholds by exit rule: Ouro's for gate, which never exits, and Huginn's."""
+"""Published thresholds of the exit rules: Ouro's gate (1 never exits) and Huginn's criteria."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """Repetition of the core. The defaults are the looped decoder, H <- blocks(H)."""
+    """Options of the repeated core. The defaults give the looped decoder, H <- blocks(H)."""
 
     prelude_layers: int = 0
     """Number of blocks before the core, which compute the input e of every recurrence."""
@@ -24,41 +24,43 @@ class Recurrence:
     state: Literal["embedding", "zero", "noise"] = "embedding"
     """Initial state s_0: e, zeros, or N(0, state_std^2) (Huginn)."""
     state_std: float = math.sqrt(2 / 5)
-    """Standard deviation of a noisy initial state."""
+    """Standard deviation of an initial state of noise."""
     norms: Literal["pre", "huginn", "ouro"] = "pre"
     """Norms: before each sub-layer (pre); also after the residual sum (huginn); or also on the
     sub-layer's output, with the final norm after every recurrence (ouro)."""
     training_recurrences: Literal["fixed", "sampled"] = "fixed"
-    """Recurrences of a training step: thinking_steps + 1, or drawn around that mean (Huginn)."""
+    """Recurrences per training step: thinking_steps + 1, or sampled around that mean (Huginn)."""
     backprop_recurrences: int | None = None
-    """k, number of last recurrences through which gradients flow. If null, all."""
+    """k, the number of final recurrences that gradients flow through. Null means all."""
     seed: int = 0
-    """Seed of a step's recurrences and of noise, which also depends on row and position."""
+    """Seed for sampled recurrences and for noise, which also depends on row and position."""
     gate: Literal["none", "joint", "alone"] = "none"
     """Ouro's exit gate: none, trained with the network (joint, stage I), or trained alone on a
     frozen network (alone, stage II)."""
     entropy_weight: float = 0.1
-    """beta, weight of the entropy of the gate's distribution in stage I."""
+    """beta, the weight of the entropy of the gate's distribution in stage I."""
     exit: Literal["none", "gate", "kl", "latent", "entropy", "argmax"] = "none"
-    """Exit rule of tokens outside of training: Ouro's gate, or one of Huginn's criteria."""
+    """Exit rule for tokens outside training: Ouro's gate or one of Huginn's criteria."""
     exit_threshold: float | None = None
-    """Threshold of the exit rule. If null, the published one (gate 1, kl 5e-4, latent 0.03, entropy
-    1e-3, argmax 5)."""
+    """Threshold of the exit rule. Null means the published one (gate 1, kl 5e-4, latent 0.03,
+    entropy 1e-3, argmax 5)."""
     prompt_exits: bool = True
-    """Whether tokens of a prompt exit early too, instead of taking every recurrence."""
+    """Whether prompt tokens may exit early too, instead of taking every recurrence."""
     cache_lookup: Literal["latest", "skip", "last", "mean", "first"] = "latest"
-    """Cache entry of a token that later tokens read in a recurrence: its entry of that recurrence
-    or else the deepest before it (latest, Huginn), only the former (skip), or always the deepest,
-    mean or first one (Ouro)."""
+    """Cache entry that later tokens read in a recurrence: the entry of the same recurrence, or else
+    the deepest before it (latest, Huginn); only the entry of the same recurrence (skip); or always
+    the deepest, mean or first entry (last, mean, first; Ouro)."""
     cache_slots: int | None = None
-    """m, number of cached recurrences of a token; recurrence i has slot i mod m. If null, all."""
+    """m, the number of recurrences cached per token; recurrence i uses slot i mod m. Null means
+    all."""
     log_states: bool = False
-    """Whether training logs the similarity of tokens' states, their last change, and the loss after
-    one recurrence, at the cost of one more coda and output layer a step."""
+    """Whether training logs the similarity between tokens' states, their change in the last
+    recurrence, and the loss after one recurrence. Costs a second pass through the coda and the
+    output layer per step."""
 
     @property
     def exits_early(self) -> bool:
-        """Whether tokens may take fewer recurrences outside of training."""
+        """Whether tokens may take fewer recurrences outside training."""
         return self.exit != "none"
 
     @property
@@ -73,7 +75,7 @@ class Recurrence:
         return default if self.exit_threshold is None else self.exit_threshold
 
     @property
-    def decodes_otherwise(self) -> bool:
+    def decoding_differs(self) -> bool:
         """Whether decoding differs from one parallel pass over the text."""
         shares = self.cache_lookup in ("last", "mean", "first") or self.cache_slots is not None
         return self.exits_early or shares
@@ -84,7 +86,7 @@ class LoopedConfig(PonderingConfig):
     """A looped decoder with ``thinking_steps`` + 1 loops.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: If a value is out of range.
     """
 
     @property
@@ -98,7 +100,7 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
     """Prelude, ``num_layers`` core blocks with ``thinking_steps`` + 1 recurrences, and coda.
 
     Raises:
-        ValueError: A value is out of its range, or options contradict each other.
+        ValueError: If a value is out of range, or options contradict each other.
     """
 
     dials: ClassVar[Mapping[str, str]] = {**PonderingConfig.dials, "exit_threshold": "q"}
@@ -126,12 +128,12 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
         if self.backprop_recurrences is not None and self.injection == "none":
             raise ValueError(
                 f"backprop_recurrences ({self.backprop_recurrences}) leaves embeddings without a "
-                "gradient if injection is none; set injection=concat, or null"
+                "gradient if injection is none; set injection=concat, or backprop_recurrences=null"
             )
         if self.backprop_recurrences is not None and self.gate == "joint":
             raise ValueError(
                 f"backprop_recurrences ({self.backprop_recurrences}) contradicts gate=joint, which "
-                "learns from the loss after every recurrence; set null"
+                "learns from the loss after every recurrence; set backprop_recurrences=null"
             )
         if self.exit == "gate" and self.gate == "none":
             raise ValueError(
@@ -139,8 +141,8 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
             )
         if self.parallel_residual and self.norms != "pre":
             raise ValueError(
-                f"norms ({self.norms}) follow a sub-layer that the next one reads; set "
-                "parallel_residual=false"
+                f"norms ({self.norms}) between attention and feed-forward contradict "
+                "parallel_residual, which runs them side by side; set parallel_residual=false"
             )
 
     @property

@@ -34,7 +34,7 @@ class Read(NamedTuple):
     recurrences: Tensor
     """Number of recurrences of each token, int64 (n,)."""
     by_depth: Tensor | None
-    """States (n, K+1, D) read out after each recurrence; after the exit, the last ones repeat."""
+    """States (n, K+1, D) read out after each recurrence; after the exit, the last state repeats."""
 
 
 def read_token(

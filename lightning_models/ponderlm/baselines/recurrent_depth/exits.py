@@ -72,7 +72,7 @@ def gain_loss(logits: Tensor, losses: Tensor, valid: Tensor) -> Tensor:
     return total + 0.0 * logits[..., -1].sum()
 
 
-# ---- exit rules outside of training
+# ---- exit rules outside training
 
 
 class ExitRule:

@@ -43,7 +43,7 @@ class LoopedLM(DepthLM):
     @property
     def shares_prefixes(self) -> bool:
         """Whether ``score`` reads a prefix shared by several rows once, if it reads in parallel."""
-        return super().shares_prefixes and not self.config.recurrence.decodes_otherwise
+        return super().shares_prefixes and not self.config.recurrence.decoding_differs
 
     @property
     def adaptive(self) -> bool:
@@ -61,7 +61,7 @@ class LoopedLM(DepthLM):
         If decoding differs from one parallel pass, texts are read token by token as in decoding.
         In this case it records ``flops``, see ``LanguageModel.adaptive``.
         """
-        if self.training or not self.config.recurrence.decodes_otherwise:
+        if self.training or not self.config.recurrence.decoding_differs:
             return super().read(batch, every_depth)
         tokens = batch["tokens"]
         valid = batch.get("mask", torch.ones_like(tokens, dtype=torch.bool))
@@ -126,7 +126,7 @@ class LoopedLM(DepthLM):
         coda = shape.coda_layers / config.num_layers
         times = recurrences + shape.prelude_layers / config.num_layers + coda
         blocks = {name: flops for name, flops in parts.items() if name != "output"}
-        total = {"output": parts["output"]} | {key: times * each for key, each in blocks.items()}
+        total = {"output": parts["output"]} | {key: times * flops for key, flops in blocks.items()}
         if self.network.adapter is not None:
             total["injection"] = recurrences * linear_flops(self.network.adapter)
         if shape.reads_logits:
@@ -286,7 +286,7 @@ class RecurrentDepthLM(LoopedLM):
     def flops_per_token(self, context: int, training: bool = False) -> float:
         """Returns the FLOPs per token, averaged over steps in training.
 
-        Recurrences without a graph and frozen networks cost a forward pass only.
+        Recurrences outside the graph and frozen networks only cost a forward pass.
         """
         if not training:
             return super().flops_per_token(context)

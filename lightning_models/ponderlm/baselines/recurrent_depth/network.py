@@ -293,7 +293,7 @@ def _rates(config: LoopedConfig, normal: Tensor) -> Tensor:
 
 
 def mean_recurrences(config: LoopedConfig) -> tuple[float, float]:
-    """Returns the means over training steps of r and of min(r, k), the recurrences with a graph."""
+    """Returns the means over training steps of r and min(r, k), the recurrences with gradients."""
     shape, fixed = config.recurrence, config.thinking_steps + 1
     if shape.training_recurrences == "fixed":
         return fixed, min(fixed, shape.backprop_recurrences or fixed)
