@@ -41,9 +41,10 @@ class RecallAnalysis(Analysis):
     Scalars are ``recall/accuracy`` and ``recall/nats`` (of an answer, all its tokens) over all
     questions, and with a memory of M sentences ``recall/within_memory`` and
     ``recall/beyond_memory``, the accuracies up to M sentences and later. For models whose tokens
-    take additional steps, ``recall/steps`` is their mean at the tokens that predict an answer's
-    beginning, by level in the table, and ``recall/steps_correlation`` is Pearson's correlation
-    between steps and level, left out if all steps are the same. Files are in ``recall``.
+    take additional steps (streams beyond the first in Thoughtbubbles, averaged over the blocks),
+    ``recall/steps`` is their mean at the tokens that predict an answer's beginning, by level in the
+    table, and ``recall/steps_correlation`` is Pearson's correlation between steps and level, left
+    out if all steps are the same. Files are in ``recall``.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
@@ -134,7 +135,7 @@ class RecallAnalysis(Analysis):
         executed = recorder.latest("thinking_steps").get("executed")  # (B, T)
         if executed is not None and self._by == "level":
             for line, (_, (row, columns)) in zip(lines, asked, strict=True):
-                line["steps"] = int(executed[row, columns[0]])  # of the token before the answer
+                line["steps"] = float(executed[row, columns[0]])  # of the token before the answer
         return lines
 
     def _distances(self, tokenizer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any]]:

@@ -160,13 +160,18 @@ def test_answers_in_windows_by_level_and_dial():
     ("steps", "scalars", "by_level"),
     [
         ([3, 1, 0], {"recall/steps": 4 / 3, "recall/steps_correlation": 15 / 252**0.5}, [0.5, 3]),
+        (
+            [1.5, 0.5, 0],
+            {"recall/steps": 2 / 3, "recall/steps_correlation": 15 / 252**0.5},
+            [0.25, 1.5],
+        ),
         ([1, 1, 1], {"recall/steps": 1.0}, [1, 1]),  # without a correlation
     ],
 )
 def test_steps_of_a_question_are_taken_by_the_token_before_its_answer(steps, scalars, by_level):
     class Stepping(Deep):
         def recorded(self, batch, **consumers):
-            executed = torch.full((2, 8), 9)
+            executed = torch.full((2, 8), 9.0)  # forks are averaged over blocks
             executed[0, 2], executed[0, 6], executed[1, 0] = steps  # of the levels 2, 1 and 1
             with recording(**consumers):
                 record("thinking_steps", executed=executed, most=9)
