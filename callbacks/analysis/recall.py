@@ -19,6 +19,7 @@ from callbacks.analysis.report import (
     draw_lines,
     finish,
     panels,
+    scalars_of,
     shades,
 )
 from callbacks.analysis.token_text import PART, pieces
@@ -44,7 +45,8 @@ class RecallAnalysis(Analysis):
     take additional steps (streams beyond the first in Thoughtbubbles, averaged over the blocks),
     ``recall/steps`` is their mean at the tokens that predict an answer's beginning, by level in the
     table, and ``recall/steps_correlation`` is Pearson's correlation between steps and level, left
-    out if all steps are the same. Files are in ``recall``.
+    out if all steps are the same. ``recall/level<l>/accuracy`` and ``recall/level<l>/steps`` are
+    the means of a level. Files are in ``recall``.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
@@ -187,6 +189,9 @@ class RecallAnalysis(Analysis):
                 correlation = questions["level"].corr(questions["steps"])
                 scalars["recall/steps_correlation"] = correlation
         tables = {self._by: accuracies(questions, [self._by])}
+        if self._by == "level":
+            measures = [name for name in ("accuracy", "steps") if name in tables["level"]]
+            scalars |= scalars_of(tables["level"], "recall/level{level}/{name}", measures)
         if "dial" in findings:
             assert self._dial is not None
             tables["dial"] = accuracies(findings["dial"], [self._dial, self._by])

@@ -145,6 +145,12 @@ def test_answers_in_windows_by_level_and_dial():
     assert lines == [(2, False, 4.0), (1, True, 1.0), (1, True, 2.0)]
     report = analysis._report(None, model, findings)
     tables = report.tables
+    assert report.scalars == {
+        "recall/accuracy": 2 / 3,
+        "recall/nats": 7 / 3,
+        "recall/level1/accuracy": 1.0,
+        "recall/level2/accuracy": 0.0,
+    }
     assert report.drawn().keys() == {"level", "dial"}
     assert tables["level"]["accuracy"].tolist() == [1.0, 0.0]
     assert tables["dial"][["thinking_steps", "level", "accuracy"]].values.tolist() == [
@@ -180,7 +186,9 @@ def test_steps_of_a_question_are_taken_by_the_token_before_its_answer(steps, sca
     findings, model, analysis = Findings(), Stepping(), RecallAnalysis(pattern=LEVELS)
     analysis._collect(Letters(), model, windows(), findings)
     report = analysis._report(None, model, findings)
-    assert {k: v for k, v in report.scalars.items() if "steps" in k} == pytest.approx(scalars)
+    of_levels = {f"recall/level{n}/steps": steps for n, steps in enumerate(by_level, start=1)}
+    of_steps = {k: v for k, v in report.scalars.items() if "steps" in k}
+    assert of_steps == pytest.approx(scalars | of_levels)
     assert report.tables["level"]["steps"].tolist() == by_level
 
 
