@@ -439,7 +439,7 @@ TRAIN = {
     "wrong verb": (("fitt",), "fitt"),
     "last without a run": (
         ("fit", "--ckpt_path=last", "--trainer.default_root_dir=new"),
-        "below new",
+        "under new",
     ),
     "best without a best": (("validate", "--ckpt_path=best"), "ckpt_path=best: the run of"),
     "test, truncated checkpoint": (("test", "--ckpt_path=cut.ckpt"), "cut.ckpt"),

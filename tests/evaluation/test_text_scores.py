@@ -235,7 +235,7 @@ def test_what_cannot_be_loaded_has_a_cure(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=rf"python train.py fit -c {name}\), then name"):
             load(name)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(ValueError, match=r"below runs; .*python train.py fit -c CONFIG"):
+    with pytest.raises(ValueError, match=r"under runs; .*python train.py fit -c CONFIG"):
         load("runs")
     with pytest.raises(ValueError) as error:
         load("runs/firts")
