@@ -198,7 +198,7 @@ def test_statistics_are_nats_per_token(slow_gradient):
     for name, value in (("nll", nll), ("kl", kl), ("elbo", -nll - kl)):
         statistic = output.stats[f"{name}/token"]
         torch.testing.assert_close(statistic.sum, value)
-        assert statistic.number == 8
+        assert statistic.normaliser == 8
         assert not statistic.sum.requires_grad
 
 

@@ -144,7 +144,7 @@ def test_statistics_of_training(penalty, every):
     output = model.train().loss(batch)
     weights, rows = slow_rows(model, batch, 1)
     stats = {
-        name: (value.sum / value.number).item() if isinstance(value, tuple) else value.item()
+        name: (value.sum / value.normaliser).item() if isinstance(value, tuple) else value.item()
         for name, value in output.stats.items()
     }
     w = torch.cat([done.log_tail[torch.tensor(targets) >= 0].exp() for done, targets in rows])
@@ -170,7 +170,7 @@ def test_so_many_targets_measured():
     batch["targets"][0, 0] = -100
     for every in (1, 2, 3, 9):
         output = build(depth_losses_every=every).train().loss(batch)
-        numbers[every] = int(output.stats["depth_0/nll"].number)
+        numbers[every] = int(output.stats["depth_0/nll"].normaliser)
     assert numbers == {1: 4, 2: 2, 3: 2, 9: 1}
 
 

@@ -163,7 +163,7 @@ def test_collapsed_states_and_an_ignored_recurrence_show_in_the_log():
     model, batch = build(**HUGINN | {"state": "zero"}).train(), numbered([6, 4])
     stats = model.loss(batch).stats
     assert {"token_similarity", "state_change", "depth_0/nll", "recurrences"} <= stats.keys()
-    healthy = (stats["token_similarity"].sum / stats["token_similarity"].number).item()
+    healthy = (stats["token_similarity"].sum / stats["token_similarity"].normaliser).item()
     tokens = batch["tokens"]
     with torch.no_grad():
         entered = model.network.enter(tokens)
@@ -176,7 +176,7 @@ def test_collapsed_states_and_an_ignored_recurrence_show_in_the_log():
     assert healthy == pytest.approx(sum(rows) / 2, abs=1e-5)
     # attention averages equal values: all states are alike
     alike = model.loss(batch | {"tokens": torch.full_like(tokens, 3)}).stats["token_similarity"]
-    assert (alike.sum / alike.number).item() == pytest.approx(1.0, abs=1e-5) != healthy
+    assert (alike.sum / alike.normaliser).item() == pytest.approx(1.0, abs=1e-5) != healthy
     other = build(**HUGINN | {"state": "zero"}).train()
     with torch.no_grad():  # what the state brings in is gone
         other.network.adapter.weight[:, : other.config.dim] = 0.0
