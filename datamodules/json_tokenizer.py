@@ -473,12 +473,21 @@ def _without_prefix(data: Mapping[str, Any]) -> dict[str, Any]:
     for part in _parts(changed.get("normalizer")):
         if part.get("type") == "Strip":
             part["strip_left"] = False
+    parts = list(_parts(changed.get("normalizer")))
     normalizer = changed.get("normalizer")
     if isinstance(normalizer, dict) and normalizer.get("type") == "Prepend":
         changed["normalizer"] = None
     elif isinstance(normalizer, dict) and "normalizers" in normalizer:
         kept = [part for part in normalizer["normalizers"] if part.get("type") != "Prepend"]
         normalizer["normalizers"] = kept
+    # An added token that is normalised had the prefix too: "cat" only matched "\u2581cat".
+    replaced = {part["content"]: " " for part in parts if part.get("pattern") == {"String": " "}}
+    for part in parts:
+        if part["type"] == "Prepend":
+            prefix = replaced.get(part["prepend"], part["prepend"])
+            for token in changed.get("added_tokens", ()):
+                if token["normalized"] and not token["special"]:
+                    token["content"] = prefix + token["content"]
     return dict(changed)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiktoken
 import tokenizers as hf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -191,6 +191,7 @@ texts = st.lists(fragments | st.characters(exclude_categories=["Cs"]), max_size=
 
 @settings(max_examples=60, deadline=None)
 @given(text=texts, part=st.integers(1, 12))
+@example(text="a cat", part=1)
 def test_parts_have_the_tokens_and_bytes_of_the_whole(tokenizer, text, part):
     text = text.replace("</s>", "")
     whole = tokenizer.encode_measured([text])[0]
@@ -205,6 +206,16 @@ def test_parts_have_the_tokens_and_bytes_of_the_whole(tokenizer, text, part):
     for row, expected in ((measured, whole), (continued, later)):
         assert [a.tolist() for a in row] == [a.tolist() for a in expected]
     assert measured[1].sum() in (len(text.encode()), 0)
+
+
+def test_a_normalised_added_token_keeps_its_space_in_continuations():
+    """After a Prepend normaliser "cat" only matches after a space, in continuations as well."""
+    tokenizer = added_after_prefix()
+    cat = tokenizer._inner.token_to_id("cat")
+    assert library_ids(tokenizer, "e cat")[-1] == cat
+    assert cat not in library_ids(tokenizer, "ecat")
+    assert tokenizer.encode_continuation(" cat") == [cat]
+    assert cat not in tokenizer.encode_continuation("cat")
 
 
 def test_every_kind_is_cut(tokenizer, monkeypatch):
