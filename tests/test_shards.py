@@ -95,7 +95,7 @@ def test_damaged_parts_are_skipped(parts, damage):
         file.parent.rename(parts.parent / "elsewhere")
     with pytest.raises(CheckpointError, match=FOLDER):
         read_checkpoint(parts)
-    with pytest.warns(UserWarning, match=FOLDER), pytest.raises(CheckpointError, match="no complete"):
+    with pytest.warns(UserWarning, match=FOLDER), pytest.raises(CheckpointError, match="complete"):
         newest_checkpoint([parts.parent])
 
 

@@ -170,7 +170,7 @@ def test_notes_say_that_rules_are_not_the_papers(sentences):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"class_path": "datamodules.Nothing"}, "datamodules.Nothing is not known"),
+        ({"class_path": "datamodules.Nothing"}, "datamodules.Nothing is unknown"),
         ({"class_path": "nothing.LocalText"}, "nothing.LocalText is of no package named"),
         ({"class_path": "LocalText"}, "LocalText is of no package named"),
         ({"class_path": "datamodules.BatchLoader"}, "is not a TextCorpus"),

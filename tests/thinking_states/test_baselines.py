@@ -55,9 +55,9 @@ def test_statistics_tell_the_answer_from_the_chain(make):
     model, batch = make(), questions(epochs=0.5)
     output = model.loss(batch)
     answers = output.stats["answer_nll"]
-    assert answers.number == (batch["targets"] >= 0).sum()
+    assert answers.normaliser == (batch["targets"] >= 0).sum()
     only_answers = model.layout.training(batch).targets >= 0
-    if int(only_answers.sum()) == int(answers.number):
+    if int(only_answers.sum()) == int(answers.normaliser):
         torch.testing.assert_close(answers.sum, output.terms["nll"].sum.detach())
     else:
         assert 0 < answers.sum < output.terms["nll"].sum

@@ -169,5 +169,5 @@ def test_statistics_say_what_is_left():
     model, batch = build("icot", removal_smoothing=None, remove_per_epoch=4), questions(epochs=1.0)
     stats = model.loss(batch).stats
     tokens = sum(max(0, sum(n + 1 for n in steps) - 4) for _, steps, _ in SHAPES)
-    assert stats["chain_tokens"].sum / stats["chain_tokens"].number == tokens / 4
+    assert stats["chain_tokens"].sum / stats["chain_tokens"].normaliser == tokens / 4
     assert stats["stage"] == 4

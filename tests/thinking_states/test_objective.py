@@ -94,7 +94,9 @@ def within_a_run(model, step=0, every=1):
 def test_statistics_are_shares_of_what_they_count():
     model = within_a_run(outspoken())
     batch = reasoning_batch((11, 4, 9), (3, 1, 2), seed=4)
-    stats = {name: (float(m.sum), float(m.number)) for name, m in model.loss(batch).stats.items()}
+    stats = {
+        name: (float(m.sum), float(m.normaliser)) for name, m in model.loss(batch).stats.items()
+    }
     thoughts = [t for row in range(3) for t in gold_of(batch, row, model.layout).values()]
     trivial, spoken = thoughts.count([]), sum(len(t) + 1 for t in thoughts if t)
     assert stats["trivial_share"] == (trivial, pytest.approx(len(thoughts)))

@@ -67,7 +67,7 @@ def test_statistics_tell_the_kinds_of_targets_apart(checkpointed):
     names, numbers = ("lexical_loss", "eos_loss", "eod_loss"), (LEXICAL, EOS, EOD)
     for name, number, nats in zip(names, numbers, sums_by_kind(model, batch), strict=True):
         torch.testing.assert_close(stats[name].sum, nats, atol=1e-4, rtol=1e-6)
-        assert stats[name].number == number
+        assert stats[name].normaliser == number
         assert not stats[name].sum.requires_grad
 
 
