@@ -76,7 +76,7 @@ def test_prompts_are_taken_literally(evaluates, checkpoint_path, tmp_path):
     ("options", "expected"),
     [
         ([], "there is nothing to continue; give --prompt"),
-        (["--prompts_file", "none.txt"], "there is no prompts file none.txt"),
+        (["--prompts_file", "none.txt"], "prompts file none.txt does not exist"),
         (
             ["--prompt", "a", "--temperature", "-1"],
             "temperature (-1.0) must be 0 (greedy) or above",
