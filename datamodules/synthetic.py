@@ -31,8 +31,8 @@ def recall(length: int, levels: int, letters: int, draws: Draws) -> str:
         if draws.chance(0.2) or not (people or open_facts):
             sentences.append(FILLER)
         elif open_facts and (not people or draws.chance(0.5)):
-            place = -1 if draws.chance(0.25) else draws.below(len(open_facts))
-            sentences.append(ASKED.format(*open_facts.pop(place)))
+            position = -1 if draws.chance(0.25) else draws.below(len(open_facts))
+            sentences.append(ASKED.format(*open_facts.pop(position)))
         else:
             open_facts.append((people.pop(), draws.pick(THINGS)))
             sentences.append(STATED.format(*open_facts[-1]))
@@ -49,11 +49,11 @@ def hops(length: int, levels: int, letters: int, draws: Draws) -> str:
     alphabet = LETTERS[:letters]
     cycle = draws.shuffled(alphabet)
     follows = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-    words = ["Map", *draws.shuffled([letter + follows[letter] for letter in alphabet])]
+    parts = ["Map", *draws.shuffled([letter + follows[letter] for letter in alphabet])]
     for _ in range(length):
         start, count = draws.below(len(cycle)), draws.between(1, levels)
-        words += [cycle[start] + HOP * count, cycle[(start + count) % len(cycle)]]
-    return " ".join(words)
+        parts += [cycle[start] + HOP * count, cycle[(start + count) % len(cycle)]]
+    return " ".join(parts)
 
 
 def cipher(length: int, levels: int, letters: int, draws: Draws) -> str:
@@ -65,13 +65,13 @@ def cipher(length: int, levels: int, letters: int, draws: Draws) -> str:
     the key half. A text has 4 ``length`` tokens with its end, which takes the place of the first
     word. There are no levels, and always eight letters.
     """
-    key, words = draws.below(2 * len(LETTERS)), list[str]()
+    key, parts = draws.below(2 * len(LETTERS)), list[str]()
     codes = Draws(f"keys/{key // len(LETTERS)}").shuffled(LETTERS.upper())
     for _ in range(length):
         letter = draws.below(len(LETTERS))
         pair = LETTERS[letter] + codes[(letter + key) % len(LETTERS)]
-        words += ["one", "two", "three", pair]
-    return " ".join(words[1:])
+        parts += ["one", "two", "three", pair]
+    return " ".join(parts[1:])
 
 
 Task = Literal["recall", "hops", "cipher"]
