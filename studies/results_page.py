@@ -113,6 +113,8 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
         position = table["title"].map(order.index)
         table = table.iloc[np.lexsort((position, table["seed"]))]
     write_whole(files / EVERY_RUN, table.to_csv(index=False))
+    # the page is about all of its seeds, not only those of this command
+    study = replace(study, seeds=tuple(sorted({*study.seeds, *map(int, table["seed"])})))
     _copy_files(study, trained, files)
     if study.figure is not None:
         write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
@@ -293,6 +295,8 @@ def _command(study: Study) -> str:
 
 def _copy_files(study: Study, trained: Trained, files: Path) -> None:
     for run, run_dir in trained:
+        if run.seed != study.seeds[0]:  # analyses on the page are of the first seed
+            continue
         for name, analysis in run.analyses.items():
             source, target = run_dir.path / name, files / f"{run.name}-{name}"
             shutil.rmtree(target, ignore_errors=True)  # from an earlier report

@@ -164,6 +164,11 @@ def test_results_outlive_their_checkpoints(reported, study, commands, tmp_path):
     rows = pd.read_csv(tmp_path / "pair" / "evaluations.csv")
     assert [*rows["run"]] == ["plain-seed0", "copy-seed0", "plain-seed1", "copy-seed1"]
     assert table(reported(replace(study, seeds=(0,))), "bpb") == table(first, "bpb")
+    (tmp_path / "pair" / "copy-looks" / "picture.png").write_text("of seed 0")
+    last = reported(replace(study, seeds=(1,)))
+    assert table(last, "bpb") == table(first, "bpb")
+    assert "--seeds 0,1\n" in last
+    assert (tmp_path / "pair" / "copy-looks" / "picture.png").read_text() == "of seed 0"
     longer = replace(study.runs["copy"], length=2.0)
     third = reported(replace(study, runs={**study.runs, "copy": longer}))
     assert table(third, "bpb")["copied"]["bpb"] == "2, not causal"
