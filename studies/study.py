@@ -249,7 +249,7 @@ class Study:
     def source_name(self) -> str:
         """Name of the text in the report."""
         if self.task is not None:
-            return "questions that are made up"
+            return "generated questions"
         return self.text_name or ("own text" if self.files else "Python's documentation")
 
     @property
