@@ -168,7 +168,7 @@ class PlannedRun(NamedTuple):
             lexical = data.max_sentences * (SENTENCE_SLOTS - MARKERS)
             rows = min(data.batch_size, max(1, batch.micro // lexical))
         share = count_sharing(trainer["strategy"], devices)
-        outline = without_files(model)
+        outline = without_files(model, longest=False)  # FLOPs are means over draws
         with torch.device("meta"):
             outline.configure_model()
         return cls(without_files(model), outline, data, trainer, batch, rows, slots, share)

@@ -19,8 +19,13 @@ FIRST_TOKEN = 7
 """Lowest id of random text; lower ids are special tokens of questions."""
 
 
-def without_files(model: LanguageModel) -> LanguageModel:
-    """Returns a copy of a model without a network that reads no file when it builds one."""
+def without_files(model: LanguageModel, *, longest: bool = True) -> LanguageModel:
+    """Returns a copy of a model without a network that reads no file when it builds one.
+
+    Args:
+        model: The model.
+        longest: Whether each training step takes the maximum number of iterations that it may draw.
+    """
     outline = copy.deepcopy(model)
     changes: dict[str, Any] = {}
     outline.network, outline.compile_network = None, False
@@ -29,7 +34,7 @@ def without_files(model: LanguageModel) -> LanguageModel:
         changes = {"architecture": dict(KNOWN[config.backbone]), "backbone": None}
     if hasattr(config, "answer_prefix"):
         changes |= {key: value for key, value in WORDING.items() if hasattr(config, key)}
-    if hasattr(config, "jacobi_iterations"):  # the maximum that a step may draw
+    if longest and hasattr(config, "jacobi_iterations"):
         changes["jacobi_iterations"] = (config.jacobi_iterations[1],) * 2
     outline.config = dataclasses.replace(config, **changes)
     return outline

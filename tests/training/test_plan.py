@@ -105,6 +105,18 @@ def test_the_lines_are_products_of_the_options(capsys):
     assert parts["optimizer states"] == pytest.approx(8 * count, rel=0.01)
 
 
+def test_drawn_iterations_cost_their_mean_in_time_and_their_maximum_in_memory(capsys):
+    words = ("-c", str(ROOT / "configs/ponderlm/ponderlm2_tiny.yaml"), "--trainer.max_steps=10")
+    flops, activations = {}, {}
+    for low, high in ((1, 1), (1, 5), (5, 5)):
+        chosen = f"--model.init_args.config.jacobi_iterations=[{low},{high}]"
+        out, parts = planned(capsys, *words, chosen)
+        flops[low, high] = number(re.search(r"\(([\d.]+ \w) per token\)", out)[1])
+        activations[low, high] = parts["activations"]
+    assert flops[1, 5] == pytest.approx((flops[1, 1] + flops[5, 5]) / 2, rel=0.01)
+    assert activations[1, 1] < activations[1, 5] == activations[5, 5]
+
+
 def test_shards_hold_their_part(capsys):
     fsdp = str(ROOT / "configs/trainer/fsdp.yaml")
     out, parts = planned(capsys, *TINY, "-c", fsdp, "--trainer.devices=4")
