@@ -225,6 +225,8 @@ def _task_result(task: Mapping[str, Any], asked: Mapping[str, Any]) -> Task:
 FLOPS_TAG = "throughput/flops_per_token"
 """FLOPs per token of a training step, as the model counts them on its batches."""
 SPEED_TAG = "throughput/tokens_per_second"
+TOKENS_TAG = "train/tokens"
+"""Tokens of text since the run began."""
 ACCURACY_TAG = "val/accuracy"
 
 
@@ -273,6 +275,8 @@ def _amount(
     if isinstance(data, Sentences):
         return _of_sentences(run, data)
     recipe, model, batches = run.checkpoint.data_recipe, run.outline, _micro_batches(run)
+    if model.reads == "reasoning":
+        return _of_questions(run)
     rows = None if recipe is None else recipe["init_args"].get("batch_size")
     stated = _order(run).get("global_batch")
     if stated is not None:
@@ -329,6 +333,17 @@ def _of_sentences(run: RunRecord, data: Sentences) -> tuple[int | None, int | No
         sums = {key: value + counts[key] for key, value in sums.items()}
     text = sums["lexical"] + sums["eod"]  # windows also count the end of a document as a token
     return round(text), round(text + 2 * sums["eos"])  # BOS and EOS of every sentence
+
+
+def _of_questions(run: RunRecord) -> tuple[int | None, int | None]:
+    """Returns the logged tokens of questions, up to the checkpoint at the mean length so far."""
+    steps = run.checkpoint.step or 0
+    logged = {at: value for at, value in run.scalars.get(TOKENS_TAG, {}).items() if at < steps}
+    if not logged:
+        return None, None
+    last = max(logged)
+    tokens = round(logged[last] * steps / (last + 1))
+    return tokens, tokens
 
 
 def _has_markers(tokenizer: Tokenizer) -> bool:

@@ -18,7 +18,9 @@ import pandas as pd
 
 from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
 from evaluation.cli import main as evaluate
-from evaluation.runs import read_scalars
+from evaluation.run_metrics import ScoringOptions, measure
+from evaluation.runs import find_compared, read_scalars
+from datamodules.store import Split
 from lightning_models.atomic_files import write_whole
 from studies.runner import CONFIG, RunFolder, clock
 from studies.study import LOGGED, Figure, Run, Study, StudyError
@@ -30,6 +32,12 @@ COMPARISON, EVERY_RUN, FIGURE = "comparison", "evaluations.csv", "figure.png"
 KIND = "kind of "
 """Prefix of columns with the kind of likelihood, in the table of every run."""
 BITS = ".bits_per_byte"
+COST = {
+    "parameters (k)": "`run.parameters` / 1e3",
+    "training TFLOPs": "`run.flops` / 1e12",
+    "inference kFLOPs/token": "`run.inference_flops_per_token` / 1e3",
+}
+"""Columns of every study after its own, with fields of `RunMetrics`."""
 
 Trained = Sequence[tuple[Run, RunFolder]]
 
@@ -101,7 +109,11 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     files = path.with_suffix("")
     files.mkdir(exist_ok=True)
     trained = trained_runs(study, folder)
-    results = pd.DataFrame([read_results(run, run_dir) for run, run_dir in trained])
+    rows = [
+        {**read_results(run, run_dir), **read_cost(run_dir, study.compare.get("split", "val"))}
+        for run, run_dir in trained
+    ]
+    results = pd.DataFrame(rows)
     table = evaluations_table(study, trained, results)
     earlier = earlier_rows(study, files / EVERY_RUN, {run.folder for run, _ in trained})
     if earlier.empty:  # a comparison needs the checkpoints of all runs
@@ -145,6 +157,14 @@ def read_results(run: Run, run_dir: RunFolder) -> dict[str, Any]:
     return _flat({**results, LOGGED: last})
 
 
+def read_cost(run_dir: RunFolder, split: Split) -> dict[str, Any]:
+    """Returns size and cost of a run, as its comparison has them, under ``run.FIELD``."""
+    (run,), _ = find_compared([f"run={run_dir.training}"], skip=False)
+    metrics = measure(run, ScoringOptions(split=split))
+    fields = ("parameters", "flops", "inference_flops_per_token")
+    return {f"run.{field}": getattr(metrics, field) for field in fields}
+
+
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
     items = content.items() if isinstance(content, dict) else enumerate(content)
     flat: dict[str, Any] = {}
@@ -161,7 +181,7 @@ def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> 
     """
     runs = [(run.folder, run.title, run.seed) for run, _ in trained]
     table = pd.DataFrame(runs, columns=["run", "title", "seed"])
-    for title, key in study.columns.items():
+    for title, key in {**study.columns, **COST}.items():
         table[title] = _numbers(results, key)
         if key.endswith(BITS):
             table[KIND + title] = [_kind(key, line) for line in results.to_dict("records")]
@@ -182,7 +202,7 @@ def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataF
     if not path.is_file():
         return pd.DataFrame()
     table = pd.read_csv(path, dtype={"settings": str}, keep_default_na=True)
-    if "settings" not in table or not set(study.columns) <= set(table):
+    if "settings" not in table or not {*study.columns, *COST} <= set(table):
         return pd.DataFrame()
     seeds = {int(seed) for seed in table["seed"]}  # including seeds that --seeds now omits
     runs = [replace(run, seed=seed) for run in study.runs.values() for seed in seeds]
@@ -205,8 +225,16 @@ def _numbers(results: pd.DataFrame, key: str) -> Any:
 def summary_table(study: Study, table: pd.DataFrame) -> str:
     """Returns one row per run: means over its seeds, with the smallest and largest values."""
     rows = []
-    for title, group in table.groupby("title", sort=False):
-        cells = {name: _mean(group[name]) + _kind_of(name, group) for name in study.columns}
+    names = [name for name in (*study.columns, *COST) if table[name].notna().any()]
+    by_seed = table.set_index("seed")
+    for title, group in by_seed.groupby("title", sort=False):
+        cells = {}
+        for name in names:
+            cells[name] = _mean(group[name]) + _kind_of(name, group)
+            if name in study.paired:
+                baseline = study.runs[study.paired[name]].title
+                gaps = group[name] - by_seed.loc[by_seed["title"] == baseline, name]
+                cells[f"minus {baseline}"] = "-" if title == baseline else _mean(gaps)
         rows.append({"run": title, **cells, "wall time": clock(group["seconds"].mean())})
     return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
 
@@ -215,8 +243,8 @@ def _mean(values: pd.Series) -> str:
     values = values.dropna()
     if values.empty:
         return "-"
-    several = f" ({values.min():.5g} to {values.max():.5g})" if len(values) > 1 else ""
-    return f"{values.mean():.5g}{several}"
+    low, high = f"{values.min():.5g}", f"{values.max():.5g}"
+    return f"{values.mean():.5g}" + ("" if low == high else f" ({low} to {high})")
 
 
 def _kind_of(name: str, group: pd.DataFrame) -> str:
@@ -249,7 +277,8 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     """
     missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
-    seeds = " and ".join(str(seed) for seed in sorted(set(table["seed"])))
+    seeds = ", ".join(str(seed) for seed in sorted(set(table["seed"])))
+    protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     summary = summary_table(study, table)
     if study.figure is not None:
         summary += f"\n\n![{study.figure.y_label}]({files.name}/{FIGURE})"
@@ -268,12 +297,12 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 ```
 
 - text: {study.source_name}
-- {study.length} a run{not_run}
+- {study.length} a run{protocol}{not_run}
 
 ## Evaluations
 
 Seeds {seeds}: means, in brackets the smallest and the largest value. bpb: bits per byte, lower is \
-better. Wall time includes start-up and validations. [Every run]({files.name}/{EVERY_RUN}).
+better. Differences (*minus*) are paired by seed. Wall time includes start-up and validations. [Every run]({files.name}/{EVERY_RUN}).
 
 {summary}
 

@@ -157,10 +157,14 @@ class Study:
     """Arguments of the data module besides the text: tokenizer, block and batch size."""
     introduction: str = ""
     """Description of the comparison, in Markdown."""
+    protocol: str = ""
+    """Split of the scores, and how hyperparameters were chosen."""
     columns: dict[str, str] = field(default_factory=dict)
     """Title -> value in the table of docs/results/NAME.md: ``EVALUATION.KEY`` of a result file
     (``logged.TAG`` of the training log), or a pandas expression with such names in backticks.
     Without columns the report consists of the comparison."""
+    paired: dict[str, str] = field(default_factory=dict)
+    """Title of a column -> the run from whose values the differences of each seed are taken."""
     figure: Figure | None = None
     """The report's figure of all runs."""
     compare: Settings = field(default_factory=dict)
@@ -207,6 +211,9 @@ class Study:
             )
         if self.task is not None and self.files:
             raise StudyError(f"text: {self.name} generates its questions; leave the text out")
+        for title, baseline in self.paired.items():
+            if self.columns and not (title in self.columns and baseline in self.runs):
+                raise StudyError(f"paired ({title}: {baseline}) must be a column and a run")
         for run in self.runs.values():
             if "=" in run.title or "/" in run.title:  # compare reads TITLE=PATH
                 raise StudyError(f"runs.{run.name}.title ({run.title}) must not contain = or /")

@@ -191,6 +191,23 @@ def test_flops_are_per_token_of_text():
     assert values["tokens_per_second"] is None
 
 
+@pytest.mark.parametrize(
+    ("logged", "tokens"),
+    [
+        ({0: 30.0, 9: 310.0}, 310),
+        ({0: 30.0, 9: 310.0, 14: 460.0}, 310),  # the run went on after the checkpoint
+        ({0: 30.0, 7: 248.0}, 310),  # 31 per step so far
+        ({}, None),
+    ],
+)
+def test_questions_count_as_logged(logged, tokens):
+    """Lengths of questions vary, so that the number of rows does not tell the tokens."""
+    scalars = {"train/tokens": logged, "throughput/flops_per_token": {0: 10.0, 9: 14.0}}
+    values = trained(scalars=scalars, reads="reasoning")
+    assert values["training_tokens"] == tokens
+    assert values["training_flops"] == (None if tokens is None else 12 * tokens)
+
+
 def test_planned_training_flops_have_columns_of_their_own():
     """Under causal allocations texts decide what a step of Thoughtbubbles computes."""
     values = trained(adaptive_training=True)

@@ -46,10 +46,16 @@ def table(text, head):
 def test_values_of_the_table(reported, study):
     rows = table(reported(), "bpb")
     assert rows["plain"]["bpb"] == "2.5 (2 to 3)"
-    assert rows["copied"]["bpb"] == "2.5 (2 to 3), not causal"
+    assert rows["copied"]["bpb"] == "2.125 (1.5 to 2.75), not causal"
+    assert rows["plain"]["minus plain"] == "-"
+    assert rows["copied"]["minus plain"] == "-0.375 (-0.5 to -0.25)"
+    assert rows["plain"]["parameters (k)"] == "0.01"
+    assert rows["plain"]["training TFLOPs"] == "3"
+    assert rows["plain"]["inference kFLOPs/token"] == "2"
+    assert "- protocol: Nothing was searched.\n" in reported()
     assert rows["plain"]["gap"] == "-"
-    assert rows["copied"]["gap"] == "-1e-09 (-1e-09 to -1e-09)"
-    assert rows["plain"]["logged M"] == "3 (3 to 3)"
+    assert rows["copied"]["gap"] == "-1e-09"
+    assert rows["plain"]["logged M"] == "3"
     assert rows["plain"]["wall time"] == "0:00:00"
 
 
@@ -68,7 +74,7 @@ def test_every_run_is_in_the_csv_file_with_all_digits(reported, tmp_path):
         *("plain-seed0", "copy-seed0", "plain-seed1", "copy-seed1")
     ]
     last = rows[-1]
-    assert (last["bpb"], last["gap"], last["logged M"]) == ("3.0", "-1e-09", "3.0")
+    assert (last["bpb"], last["gap"], last["logged M"]) == ("2.75", "-1e-09", "3.0")
     assert rows[0]["gap"] == ""
 
 
@@ -91,7 +97,9 @@ def test_columns_are_keys_or_expressions(study, commands, tmp_path, content, key
     run = replace(study.runs["plain"], evaluations={"a": {}})
     place.output("a").write_text(json.dumps(content))
     results = pd.DataFrame([results_page.read_results(run, place)])
-    table = evaluations_table(replace(study, columns={"t": key}), [(run, place)], results)
+    table = evaluations_table(
+        replace(study, columns={"t": key}, paired={}), [(run, place)], results
+    )
     assert table["t"][0] == pytest.approx(value, nan_ok=True)
 
 
@@ -108,7 +116,7 @@ def test_kinds_of_likelihood_are_marked(study, commands, tmp_path, content, kind
     for file in (tmp_path / "runs").rglob("blockwise.json"):
         file.write_text(json.dumps({"bits_per_byte": 2.0, **content}))
     write_report(study, tmp_path / "runs", tmp_path / "pair.md")
-    assert table((tmp_path / "pair.md").read_text(), "bpb")["plain"]["bpb"] == f"2 (2 to 2){kind}"
+    assert table((tmp_path / "pair.md").read_text(), "bpb")["plain"]["bpb"] == f"2{kind}"
 
 
 def test_handwritten_text_survives(reported, tmp_path):
@@ -171,7 +179,7 @@ def test_results_outlive_their_checkpoints(reported, study, commands, tmp_path):
     assert (tmp_path / "pair" / "copy-looks" / "picture.png").read_text() == "of seed 0"
     longer = replace(study.runs["copy"], length=2.0)
     third = reported(replace(study, runs={**study.runs, "copy": longer}))
-    assert table(third, "bpb")["copied"]["bpb"] == "2, not causal"
+    assert table(third, "bpb")["copied"]["bpb"] == "1.5, not causal"
     assert "- not run: copy-seed1\n" in third
 
 

@@ -312,6 +312,8 @@ BAD_FILES = [
     ({"runs": {"one": {**RUN, "length": "${div:1,0}"}}}, "runs.one.length"),
     ({"runs": {"one": {**RUN, "evaluations": {"a": 3}}}}, "runs.one.evaluations.a"),
     ({"runs": {"one": {**RUN, "analyses": {"a": 3}}}}, "runs.one.analyses.a"),
+    ({"paired": {"bpb": "other"}}, "paired"),
+    ({"paired": {"bits": "plain"}}, "paired"),
     ({"title": None}, "title"),
     ({"data": {"block_size": 1, "tokenizer": "bytes"}}, "data.batch_size"),
     ({"data": {"block_size": "x", "batch_size": 1}}, "data.block_size"),
