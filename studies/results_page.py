@@ -17,10 +17,10 @@ import numpy as np
 import pandas as pd
 
 from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
+from datamodules.store import Split
 from evaluation.cli import main as evaluate
 from evaluation.run_metrics import ScoringOptions, measure
 from evaluation.runs import find_compared, read_scalars
-from datamodules.store import Split
 from lightning_models.atomic_files import write_whole
 from studies.runner import CONFIG, RunFolder, clock
 from studies.study import LOGGED, Figure, Run, Study, StudyError
@@ -302,7 +302,8 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 ## Evaluations
 
 Seeds {seeds}: means, in brackets the smallest and the largest value. bpb: bits per byte, lower is \
-better. Differences (*minus*) are paired by seed. Wall time includes start-up and validations. [Every run]({files.name}/{EVERY_RUN}).
+better. Differences (*minus*) are paired by seed. Wall time includes start-up and validations. \
+[Every run]({files.name}/{EVERY_RUN}).
 
 {summary}
 
