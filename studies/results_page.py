@@ -339,16 +339,20 @@ def _copy_files(study: Study, trained: Trained, files: Path) -> None:
 
 
 def _analyses(study: Study, files: Path) -> str:
-    parts = []
+    """Returns a list of the analyses with links to their figures and tables."""
+    lines = []
     for name in (f"{run.name}-{name}" for run in study.runs.values() for name in run.analyses):
         if not (files / name).is_dir():
             continue
-        inside = sorted(path.name for path in (files / name).iterdir())
-        links = {file: f"[{file}]({files.name}/{name}/{file})" for file in inside}
-        parts += [f"### {name}"]
-        parts += [f"!{links.pop(file)}" for file in inside if file.endswith((".png", ".svg"))]
-        parts += [", ".join(links.values())] if links else []
-    return "\n\n".join(["\n## Analyses", *parts, ""]) if parts else ""
+        links: dict[str, list[str]] = {}
+        for path in sorted((files / name).iterdir()):
+            subject = path.stem.rpartition("-")[2]  # of val-step=N-SUBJECT
+            links.setdefault(subject, []).append(
+                f"[{path.suffix[1:]}]({files.name}/{name}/{path.name})"
+            )
+        subjects = ", ".join(f"{subject} {' '.join(each)}" for subject, each in links.items())
+        lines.append(f"- {name}: {subjects}")
+    return "\n".join(["\n## Analyses\n", *lines, ""]) if lines else ""
 
 
 def draw_figure(study: Study, figure: Figure, files: Path) -> Any:
