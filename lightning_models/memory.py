@@ -82,12 +82,12 @@ def check_layers(values: Mapping[str, Any], prefix: str) -> None:
 
 
 @contextlib.contextmanager
-def bounded_weights(most: float) -> Iterator[None]:
+def bounded_weights(max_bytes: float) -> Iterator[None]:
     """Stops the construction of modules that do not fit, best used on the meta device.
 
     Args:
-        most: Maximum size in bytes. Construction stops at twice this size, because it may register
-            tensors that it replaces later.
+        max_bytes: Maximum size in bytes. Construction stops at twice this size, because it may
+            register tensors that it replaces later.
 
     Raises:
         TooLargeError: If modules register more tensors than ``MAX_TENSORS``, or more bytes.
@@ -100,7 +100,7 @@ def bounded_weights(most: float) -> Iterator[None]:
             tensors, size = tensors + 1, size + tensor.nbytes
         if tensors > MAX_TENSORS:
             raise TooLargeError(f"the network has more than {MAX_TENSORS} tensors of weights")
-        if size > 2 * most:
+        if size > 2 * max_bytes:
             raise TooLargeError(f"the network has more than {as_gib(size)} of weights")
 
     handles = [
@@ -146,10 +146,10 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
         too_large = isinstance(error, TooLargeError)
         if too_large or "overflow" in str(error):  # torch's error for sizes beyond int64
             reason = str(error) if too_large else "its weights overflow"
-            each = f" for each of {share} processes" if share > 1 else ""
+            suffix = f" for each of {share} processes" if share > 1 else ""
             option, cure = _largest_option(config, type(model.config))
             raise TooLargeError(
-                f"{option} is too large: {reason}, and memory is {as_gib(memory)}{each}; {cure}"
+                f"{option} is too large: {reason}, and memory is {as_gib(memory)}{suffix}; {cure}"
             ) from error
         if re.search(r"\bmeta\b", str(error), re.IGNORECASE) is None:
             raise

@@ -225,11 +225,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
         grad_scores = None if log_scores is None else torch.empty_like(log_scores)
         total = torch.zeros((), dtype=wide, device=h.device)
-        each = torch.zeros(len(h), dtype=wide, device=h.device)
+        nll = torch.zeros(len(h), dtype=wide, device=h.device)
         for rows, first, count in chunks:
             # (n, V), (n, 1), (n,)
             exponentials, mass, losses = _softmax(logits(states[rows], matrix), targets[rows])
-            each[rows] = losses
+            nll[rows] = losses
             factor = scale[rows].to(losses.dtype)
             if log_scores is None or owner is None or grad_scores is None:
                 total += (losses * factor).sum()
@@ -251,8 +251,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             del exponentials, logit_grad  # freed before the next chunk's logits are allocated
         ctx.save_for_backward(grad_h, grad_weight, grad_scores)
         ctx.weight_dtype = weight.dtype
-        ctx.mark_non_differentiable(each)
-        return total.to(torch.promote_types(h.dtype, torch.float32)), each
+        ctx.mark_non_differentiable(nll)
+        return total.to(torch.promote_types(h.dtype, torch.float32)), nll
 
     @staticmethod
     @once_differentiable
@@ -417,10 +417,10 @@ def mixture_scores(
         log_shares = scores - prior[owner]
         for rows, whole in _state_chunks(owner, whole_tokens=True):
             assert whole is not None
-            each = logits(states[rows], matrix).log_softmax(dim=-1) + log_shares[rows, None]
+            log_probs = logits(states[rows], matrix).log_softmax(dim=-1) + log_shares[rows, None]
             tokens, inner = whole  # (n,), and the index in it of each state's token
-            each = each.t()  # (V, states)
-            mixed = segment_logsumexp(each, inner.expand_as(each), len(tokens))  # (V, n)
+            log_probs = log_probs.t()  # (V, states)
+            mixed = segment_logsumexp(log_probs, inner.expand_as(log_probs), len(tokens))  # (V, n)
             record("logits", logits=mixed.t())
     log_prob = segment_logsumexp(scores + state_log_prob, owner, count) - prior
     return TargetScores(torch.where(targets == IGNORE_INDEX, 0.0, log_prob), greedy)

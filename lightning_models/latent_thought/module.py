@@ -315,8 +315,8 @@ class LatentThoughtLM(LanguageModel):
         others = z.index_copy(0, rows, z[rows.roll(1)])  # uninformed rows keep their z
         with torch.no_grad():
             h = self.network(reading.start, others)  # (B, T, D)
-            each = token_scores(h, self.network.output_matrix, reading.targets)
-        return -each.log_prob.sum(dim=1)
+            scores = token_scores(h, self.network.output_matrix, reading.targets)
+        return -scores.log_prob.sum(dim=1)
 
     def _floor(self, rate: float) -> float:
         """Returns an approximate lower bound on a sequence's KL divergence, in nats."""

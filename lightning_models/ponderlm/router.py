@@ -67,8 +67,8 @@ class Router(nn.Linear):
         # NOTE(paper): alpha on all logits, as printed, cancels in the softmax, so we use a ramp
         if self.config.alpha_shape == "scalar":
             return torch.ones_like(logits)
-        most = logits.shape[-1] - 1
-        return torch.arange(most + 1, device=logits.device, dtype=logits.dtype) / max(1, most)
+        steps = logits.shape[-1] - 1
+        return torch.arange(steps + 1, device=logits.device, dtype=logits.dtype) / max(1, steps)
 
 
 def step_distribution(logits: Tensor) -> tuple[Tensor, Tensor]:

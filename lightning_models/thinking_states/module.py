@@ -145,12 +145,12 @@ class ThinkingStatesLM(ReasoningLM):
         super().setup(stage)
         longest = getattr(getattr(self.trainer, "datamodule", None), "longest_thought", None)
         tokens = 0 if longest is None else longest(self.config.chunk_size)
-        most = self.config.max_thought_tokens
-        if tokens > most:
+        max_tokens = self.config.max_thought_tokens
+        if tokens > max_tokens:
             rank_zero_warn(
-                f"max_thought_tokens ({most}) cuts thoughts at inference that training has whole: "
-                f"the data's longest one has {tokens} tokens; set max_thought_tokens={tokens} or "
-                "above"
+                f"max_thought_tokens ({max_tokens}) cuts thoughts at inference that training has "
+                f"whole: the data's longest one has {tokens} tokens; set "
+                f"max_thought_tokens={tokens} or above"
             )
 
     # ---- training
@@ -184,11 +184,11 @@ class ThinkingStatesLM(ReasoningLM):
         weights = torch.where(targets.trivial, config.trivial_weight, 1.0)
         if config.thought_loss == "chunk_sum":
             weights = weights / targets.sizes  # (B, P), 1 in sum over each thought
-        total, each = linear_cross_entropy_each(h, matrix, targets.tokens, weights)
+        total, per_target = linear_cross_entropy_each(h, matrix, targets.tokens, weights)
         output.terms["thoughts"] = self._thought_term(total * config.thought_weight, targets)
         chunks = (targets.valid / targets.sizes).sum()
         output.stats |= {
-            "thought_nll": Mean((each * targets.nontrivial).sum(), targets.nontrivial.sum()),
+            "thought_nll": Mean((per_target * targets.nontrivial).sum(), targets.nontrivial.sum()),
             "trivial_share": Mean(targets.trivial.sum(), chunks),
         }
         if self._is_logged:

@@ -234,9 +234,9 @@ class ThinkingStatesNetwork(ReasoningNetwork):
         return states
 
 
-def _at(h: Tensor, where: Tensor) -> Tensor:
+def _at(h: Tensor, indices: Tensor) -> Tensor:
     """Returns the states (B, P, D) at positions (B, P) of flattened rows (B, T, D)."""
-    return h.flatten(0, 1)[where]
+    return h.flatten(0, 1)[indices]
 
 
 # ---- FLOPs

@@ -274,8 +274,8 @@ class ThoughtbubblesLM(LanguageModel):
         """
         blocks = [stop - start for start, stop in self.config.stretches]
         # after n fork layers a token has at most 2^n streams
-        most = sum((2**forks - 1) * count for forks, count in enumerate(blocks)) / len(streams)
-        record("thinking_steps", executed=_additional(streams), most=most)
+        max_forks = sum((2**forks - 1) * count for forks, count in enumerate(blocks)) / len(streams)
+        record("thinking_steps", executed=_additional(streams), most=max_forks)
         streams = streams if before is None else torch.cat((before, streams), dim=2)
         tokens = (streams[0] > 0).sum(dim=1)
         rows = zip(streams.sum(dim=2).t().tolist(), tokens.tolist(), strict=True)
@@ -316,15 +316,15 @@ class ThoughtbubblesLM(LanguageModel):
     def _next_token(self, decoded: Decoded, last: Tensor) -> Tensor:
         """Returns log-probabilities (B, V) of the token after index ``last`` (B,) of each row."""
         is_last = decoded.token == last[:, None]  # (B, N), the states of token ``last``
-        most = int(is_last.sum(dim=1).max())
-        # (B, most), indices of these states; rows with fewer are filled up with other states
-        index = is_last.int().topk(most, dim=1).indices
+        width = int(is_last.sum(dim=1).max())
+        # (B, width), indices of these states; rows with fewer are filled up with other states
+        index = is_last.int().topk(width, dim=1).indices
         alive = is_last.gather(1, index)
         log_p = decoded.log_p.gather(1, index).masked_fill(~alive, -torch.inf)
         states = decoded.states.gather(1, index[..., None].expand(-1, -1, decoded.states.shape[-1]))
         matrix = self.network.output_matrix.to(states.dtype)
-        log_prob = logits(states.flatten(0, 1), matrix).log_softmax(dim=-1)  # (B most, V)
-        log_prob = log_prob.view(len(last), most, -1)
+        log_prob = logits(states.flatten(0, 1), matrix).log_softmax(dim=-1)  # (B width, V)
+        log_prob = log_prob.view(len(last), width, -1)
         mixed = (log_prob + log_p[..., None]).logsumexp(dim=1)  # log sum_j P_j p_j, (B, V)
         return mixed - log_p.logsumexp(dim=1, keepdim=True)  # less log sum_j P_j (eq. 11)
 

@@ -41,67 +41,70 @@ class HubFamily:
     qkv_by_head: bool = False
     """Whether their rows of queries, keys and values are grouped by head first."""
 
-    def import_weights(self, theirs: Weights, config: DecoderConfig) -> dict[str, Tensor]:
+    def import_weights(self, hub_weights: Weights, config: DecoderConfig) -> dict[str, Tensor]:
         """Returns our network's tensors that the model has.
 
         Args:
-            theirs: State dict of the model.
+            hub_weights: State dict of the model.
             config: Configuration of our network.
         """
-        ours = {}
+        weights = {}
         for name, parts in self._names(config):
             for part in ("weight", "bias"):
                 tensors = [
-                    theirs[f"{source}.{part}"] for source in parts if f"{source}.{part}" in theirs
+                    hub_weights[f"{source}.{part}"]
+                    for source in parts
+                    if f"{source}.{part}" in hub_weights
                 ]
                 if tensors:
-                    ours[f"{name}.{part}"] = torch.cat([self._turn(name, x) for x in tensors])
+                    weights[f"{name}.{part}"] = torch.cat([self._turn(name, x) for x in tensors])
                     if self.qkv_by_head and name.endswith(".qkv"):
                         # rows (H, 3, C) become (3, H, C)
-                        ours[f"{name}.{part}"] = _swap(tensors[0], config.num_heads, 3)
-        return ours
+                        weights[f"{name}.{part}"] = _swap(tensors[0], config.num_heads, 3)
+        return weights
 
     def export_weights(
-        self, ours: Weights, config: DecoderConfig, shapes: Weights
+        self, weights: Weights, config: DecoderConfig, shapes: Weights
     ) -> dict[str, Tensor]:
         """Returns their model's tensors, with zeros for biases that ours lacks.
 
         Args:
-            ours: State dict of our network.
+            weights: State dict of our network.
             config: Configuration of our network.
             shapes: State dict of their model, on any device.
         """
-        theirs: dict[str, Tensor] = {}
+        hub_weights: dict[str, Tensor] = {}
         for name, parts in self._names(config):
             for part in ("weight", "bias"):
                 wanted = [f"{source}.{part}" for source in parts if f"{source}.{part}" in shapes]
                 if not wanted:
                     continue
-                tensor = ours.get(f"{name}.{part}")
+                tensor = weights.get(f"{name}.{part}")
                 if tensor is None:
-                    like = ours["embedding.weight"]
-                    theirs |= {key: like.new_zeros(shapes[key].shape) for key in wanted}
+                    reference = weights["embedding.weight"]
+                    hub_weights |= {key: reference.new_zeros(shapes[key].shape) for key in wanted}
                     continue
                 if self.qkv_by_head and name.endswith(".qkv"):
                     tensor = _swap(tensor, 3, config.num_heads)
                 tensor = self._turn(name, tensor)
                 rows = [shapes[key].shape[0] for key in wanted]
-                theirs |= dict(zip(wanted, tensor.split(rows), strict=True))
+                hub_weights |= dict(zip(wanted, tensor.split(rows), strict=True))
         embedding = f"{self.modules['embedding']}.weight"
-        theirs[embedding] = theirs[embedding] * embedding_scale(config)  # theirs scale nothing
-        return {key: tensor.contiguous() for key, tensor in theirs.items()}
+        # Models of the hub do not scale their embeddings, so the factor goes into the weights.
+        hub_weights[embedding] = hub_weights[embedding] * embedding_scale(config)
+        return {key: tensor.contiguous() for key, tensor in hub_weights.items()}
 
     def _names(self, config: DecoderConfig) -> list[tuple[str, tuple[str, ...]]]:
         """Returns the names of our modules, each with the names of theirs that it consists of."""
         names: list[tuple[str, tuple[str, ...]]] = [
-            (ours, (theirs,))
-            for ours, theirs in self.modules.items()
-            if ours != "head" or not config.tie_head
+            (name, (hub_name,))
+            for name, hub_name in self.modules.items()
+            if name != "head" or not config.tie_head
         ]
         for index in range(config.num_layers):
-            for ours, theirs in self.block_modules.items():
+            for name, hub_name in self.block_modules.items():
                 prefix = self.block.format(index)
-                names.append((f"blocks.{index}.{ours}", tuple(f"{prefix}.{x}" for x in theirs)))
+                names.append((f"blocks.{index}.{name}", tuple(f"{prefix}.{x}" for x in hub_name)))
         return names
 
     def _turn(self, name: str, tensor: Tensor) -> Tensor:

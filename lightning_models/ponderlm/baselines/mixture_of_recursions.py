@@ -88,8 +88,8 @@ def chosen_first(chosen: Tensor, width: int) -> Tensor:
 
 def width_of(chosen: Tensor) -> int:
     """Returns the padded width for the chosen tokens of the fullest row, 0 if there are none."""
-    most = int(chosen.sum(dim=1).max()) if chosen.numel() else 0
-    return min(chosen.shape[1], math.ceil(most / WIDTH_STEP) * WIDTH_STEP)
+    width = int(chosen.sum(dim=1).max()) if chosen.numel() else 0
+    return min(chosen.shape[1], math.ceil(width / WIDTH_STEP) * WIDTH_STEP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,14 +424,14 @@ class MoRLM(DepthLM):
         Raises:
             ValueError: If ``steps`` is not between 0 and ``thinking_steps``.
         """
-        capacities, most = self.config.capacities, self.config.thinking_steps
-        if not 0 <= steps <= most:
-            raise ValueError(f"steps ({steps}) must be between 0 and thinking_steps ({most})")
+        capacities, max_steps = self.config.capacities, self.config.thinking_steps
+        if not 0 <= steps <= max_steps:
+            raise ValueError(f"steps ({steps}) must be between 0 and thinking_steps ({max_steps})")
         usual = sum(capacities)
         if steps <= usual:
             shares = [capacity * steps / usual for capacity in capacities]
         else:
-            missing = (most - steps) / (most - usual)
+            missing = (max_steps - steps) / (max_steps - usual)
             shares = [1 - (1 - capacity) * missing for capacity in capacities]
         return self.flops_of_shares(context, shares)
 

@@ -218,22 +218,22 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
         separator: Tokens between two steps.
     """
     steps_of_rows, sizes, (answers, ends) = batch["steps"], batch["step_lengths"], answer_of(batch)
-    rows, most = len(sizes), int(groups.max())
+    rows, num_groups = len(sizes), int(groups.max())
     eos = answers.gather(1, (ends - 1).clamp(min=0)[:, None])  # (B, 1)
     order = torch.arange(sizes.shape[1], device=sizes.device)  # (R,)
     owner = torch.minimum(order, groups[:, None] - 1)  # (B, R), -1 without latents
-    group = torch.arange(most, device=sizes.device)[:, None]  # (G, 1)
-    said = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
+    group = torch.arange(num_groups, device=sizes.device)[:, None]  # (G, 1)
+    in_group = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
     # each group is a separate row, in which the steps of other groups are empty
     chosen = {
-        "steps": steps_of_rows.repeat_interleave(most, dim=0),  # (B G, R, Z)
-        "step_lengths": (sizes[:, None] * said).flatten(0, 1),  # (B G, R)
+        "steps": steps_of_rows.repeat_interleave(num_groups, dim=0),  # (B G, R, Z)
+        "step_lengths": (sizes[:, None] * in_group).flatten(0, 1),  # (B G, R)
     }
     chain = chain_of(chosen, separator)
-    says = (chain[1] > 0).long()  # (B G,)
-    text = shortened(chain, says * len(separator), "left")  # without the first separator
-    line = join(text, (eos.repeat_interleave(most, dim=0), says))
-    return line.tokens.unflatten(0, (rows, most)), line.lengths.view(rows, most)
+    has_text = (chain[1] > 0).long()  # (B G,)
+    text = shortened(chain, has_text * len(separator), "left")  # without the first separator
+    line = join(text, (eos.repeat_interleave(num_groups, dim=0), has_text))
+    return line.tokens.unflatten(0, (rows, num_groups)), line.lengths.view(rows, num_groups)
 
 
 # ---- network
@@ -313,9 +313,13 @@ class LatentNetwork(TextNetwork):
         parts = [hidden.last]
         fed: list[Tensor] = []
         if latents.most:
-            here = slice(first, end)
+            columns = slice(first, end)
             fed, states = self.think(
-                cache, hidden.last[:, -1], h[:, here], real[:, here], latents.latent[:, here]
+                cache,
+                hidden.last[:, -1],
+                h[:, columns],
+                real[:, columns],
+                latents.latent[:, columns],
             )
             parts += states
         if more:
@@ -344,8 +348,8 @@ class LatentNetwork(TextNetwork):
         for column in range(h.shape[1]):
             fed_back = self.feed_back(self.project(state), column)  # (B, D)
             fed.append(torch.where(latent[:, column, None], fed_back, h[:, column]))  # (B, D)
-            here = real[:, column : column + 1]
-            states.append(read(self.backbone, cache, fed[-1][:, None], here).last)  # (B, 1, D)
+            is_real = real[:, column : column + 1]
+            states.append(read(self.backbone, cache, fed[-1][:, None], is_real).last)  # (B, 1, D)
             state = states[-1][:, 0]
         return fed, states
 
@@ -372,21 +376,21 @@ class LatentNetwork(TextNetwork):
         last: Tensor = self.decoder(h, positions).last
         return last[:, latents.shape[1] - 1 :]  # the last latent predicts the first token
 
-    def write_steps(self, latents: Tensor, most: int, vocab_size: int) -> Tensor:
+    def write_steps(self, latents: Tensor, max_tokens: int, vocab_size: int) -> Tensor:
         """Returns the token ids (N, most) that the decoder writes greedily after latents.
 
         Args:
             latents: Latents that stand for one step each (N, c, D).
-            most: Number of tokens to write.
+            max_tokens: Number of tokens to write.
             vocab_size: Number of ids that may be written.
         """
         assert self.decoder is not None
         tokens = torch.zeros(len(latents), 1, dtype=torch.int64, device=latents.device)
-        for end in range(most):  # the last token is not read
+        for end in range(max_tokens):  # the last token is not read
             states = self.say(latents, tokens)[:, -1]  # (N, D)
             tokens[:, end] = (states @ self.decoder.output_matrix.T)[:, :vocab_size].argmax(dim=-1)
             tokens = torch.nn.functional.pad(tokens, (0, 1))
-        return tokens[:, :most]
+        return tokens[:, :max_tokens]
 
 
 # ---- model
@@ -464,7 +468,7 @@ class LatentTextLM(TextLM):
         targets = tokens.masked_fill(~within(lengths, tokens.shape[1]), -100)
         if config.step_loss == "token_mean":
             share = share / lengths.clamp(min=1)
-        total, each = linear_cross_entropy_each(
+        total, per_target = linear_cross_entropy_each(
             self.network.say(latents, tokens),
             self.network.decoder.output_matrix,
             targets,
@@ -472,7 +476,7 @@ class LatentTextLM(TextLM):
         )
         count = spoken.any(dim=1).sum()
         output.terms["steps"] = Term(config.step_weight * total, count, "spoken")
-        output.stats["step_nll"] = Mean(each.sum(), (targets >= 0).sum())
+        output.stats["step_nll"] = Mean(per_target.sum(), (targets >= 0).sum())
         return output
 
     # ---- scoring and decoding
