@@ -107,11 +107,11 @@ class SplitText(TextDataModule):
         With a token cap, these are the documents that are certain to fit: a token covers at least
         one byte, and each document has an EOS.
         """
-        room = self._train_tokens
+        budget = self._train_tokens
         for text in self.documents("train"):
-            if room is not None:
-                room -= len(text.encode("utf-8", "replace")) + 1
-                if room < 0:
+            if budget is not None:
+                budget -= len(text.encode("utf-8", "replace")) + 1
+                if budget < 0:
                     return
             yield text
 

@@ -481,13 +481,13 @@ class Repeats:
             noun: Noun for a document in the message, such as "text".
         """
         parts = []
-        for one, other in combinations(SPLITS, 2):
-            both = 1 << SPLITS.index(one) | 1 << SPLITS.index(other)
+        for split, other in combinations(SPLITS, 2):
+            both = 1 << SPLITS.index(split) | 1 << SPLITS.index(other)
             count = self._every * sum(bits & both == both for bits in self._splits.values())
             if count:
-                about = "about " if self._every > 1 else ""
+                approximately = "about " if self._every > 1 else ""
                 verb = " is" if count == 1 else "s are"
-                parts.append(f"{about}{count:,} {noun}{verb} in {one} and in {other}")
+                parts.append(f"{approximately}{count:,} {noun}{verb} in {split} and in {other}")
         return "; ".join(parts) or None
 
 
@@ -520,17 +520,17 @@ def too_much_held_out(
         cures: Remedies besides smaller fractions.
     """
     asked = {key: share for key, share in shares.items() if share > 0}
-    held: dict[Split, Counts] = {
+    held_out: dict[Split, Counts] = {
         split: c for split, c in counts.items() if f"{split}_fraction" in asked
     }
-    tokens = sum(c.tokens for c in held.values())
+    tokens = sum(c.tokens for c in held_out.values())
     whole = tokens + counts["train"].tokens
     share = sum(asked.values())
     if tokens <= _TIMES * share * whole or tokens <= (share + _ABOVE) * whole:
         return None
-    documents = counts["train"].documents + sum(c.documents for c in held.values())
+    documents = counts["train"].documents + sum(c.documents for c in held_out.values())
     return (
-        f"{100 * tokens / whole:.3g}% of the tokens are held out for {' and '.join(held)}, and "
+        f"{100 * tokens / whole:.3g}% of the tokens are held out for {' and '.join(held_out)}, and "
         f"{' + '.join(asked)} asked for {100 * share:.3g}%: whole documents are held out, and "
         f"there are {documents:,}. Use {cures}, or smaller fractions (0 omits the split)."
     )

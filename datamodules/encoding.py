@@ -169,8 +169,8 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
     """Returns the tokens of a chunk: BOS (if the tokenizer has one), ids and EOS per document."""
     measured = _encoded(tokenizer, chunk.texts)
     bos_id = tokenizer.text_bos_id
-    given = (Continuation, Encoded)  # no BOS is added to these
-    begins = [bos_id is not None and not isinstance(t, given) for t in chunk.texts]
+    without_bos = (Continuation, Encoded)  # no BOS is added to these
+    begins = [bos_id is not None and not isinstance(t, without_bos) for t in chunk.texts]
     text_sizes = [
         int(sizes.sum()) if isinstance(text, Encoded) else size
         for text, size, (_, sizes) in zip(chunk.texts, chunk.sizes, measured, strict=True)

@@ -203,12 +203,12 @@ class HubFiles:
         try:
             yield
         except Exception as error:
-            what, cure = _cause(error)
-            what = what.format(revision=self._revision)
+            problem, cure = _cause(error)
+            problem = problem.format(revision=self._revision)
             reason = f"{type(error).__name__}: {first_line(error)}".removesuffix(".")
             raise CorpusUnavailableError(
-                f"{self._corpus}: {self._name} ({self._label}) {what} ({reason}). {self._cure}, or "
-                f"{cure}."
+                f"{self._corpus}: {self._name} ({self._label}) {problem} ({reason}). "
+                f"{self._cure}, or {cure}."
             ) from error
 
 

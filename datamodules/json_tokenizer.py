@@ -345,7 +345,9 @@ class JsonTokenizer(Tokenizer):
             return "cannot restore plain words"
         # A change to every text, e.g. a space before it, must not be attributed to each probe.
         changed = [
-            what for what, text in _PROBES if self._restored(text) != plain.replace(_PLAIN, text, 1)
+            change
+            for change, text in _PROBES
+            if self._restored(text) != plain.replace(_PLAIN, text, 1)
         ]
         if plain != _PLAIN or self._restored(f" {_PLAIN}") != f" {_PLAIN}":
             changed.insert(0, "leading spaces")

@@ -79,7 +79,7 @@ def sure_cuts(
         apart: Returns whether no token has a letter of a row of `LETTERS` directly before one of
             the given characters. Called if the pre-tokenizer does not split.
     """
-    ways = []
+    rules = []
     for letters in LETTERS:
         marks = [
             mark
@@ -87,8 +87,8 @@ def sure_cuts(
             if allowed(letters, mark) and _is_sure(pre_tokens, letters, mark, apart)
         ]
         if marks:
-            ways.append(f"(?<=[{letters}])(?=[{re.escape(''.join(marks))}])")
-    return re.compile("|".join(ways)) if ways else None
+            rules.append(f"(?<=[{letters}])(?=[{re.escape(''.join(marks))}])")
+    return re.compile("|".join(rules)) if rules else None
 
 
 def _is_sure(
@@ -123,16 +123,16 @@ def _continued(pre_tokens: PreTokens, letter: str, right: str) -> list[str] | No
 def _probes(letters: str, mark: str) -> tuple[tuple[str, str], ...]:
     """Returns pairs of a text that ends with a letter and a text that starts with the mark."""
     draw = random.Random(f"{letters}{mark}")
-    known = [c for pair in re.findall("(.)-(.)", letters) for c in pair]
+    bounds = [c for pair in re.findall("(.)-(.)", letters) for c in pair]
 
-    def some(most: int) -> str:
-        return "".join(draw.choices(_AROUND, k=draw.randrange(most)))
+    def some(limit: int) -> str:
+        return "".join(draw.choices(_AROUND, k=draw.randrange(limit)))
 
     mixed = tuple(
-        (some(9) + draw.choice(known), mark + draw.choice(("", " ", mark)) + some(9))
+        (some(9) + draw.choice(bounds), mark + draw.choice(("", " ", mark)) + some(9))
         for _ in range(_PROBES)
     )
-    within = tuple((f" {pair[0]}{known[0]}", f"{mark}b{pair[1]} ") for pair in _BRACKETS)
+    within = tuple((f" {pair[0]}{bounds[0]}", f"{mark}b{pair[1]} ") for pair in _BRACKETS)
     return mixed + within
 
 

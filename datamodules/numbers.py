@@ -67,10 +67,10 @@ def same_number(text: str, answer: str) -> bool:
 
     Surrounding spaces and a final period are ignored.
     """
-    ours, theirs = read_number(text), read_number(answer)
-    if ours is None or theirs is None:
+    number, expected = read_number(text), read_number(answer)
+    if number is None or expected is None:
         return text.strip().removesuffix(".") == answer.strip().removesuffix(".")
-    return ours == theirs
+    return number == expected
 
 
 def _plain(text: str) -> str:
@@ -102,13 +102,13 @@ def _value(written: str) -> str:
 
 def _decimal(value: Fraction) -> str:
     """Returns a value as a finite decimal if it has one, else as a fraction."""
-    rest, places = value.denominator, 0
+    rest, decimals = value.denominator, 0
     while rest > 1 and (rest % 2 == 0 or rest % 5 == 0):
         rest //= 10 if rest % 10 == 0 else 2 if rest % 2 == 0 else 5
-        places += 1
+        decimals += 1
     if rest > 1:
         return str(value)
-    digits = str(abs(value.numerator) * 10**places // value.denominator).zfill(places + 1)
-    point = len(digits) - places
+    digits = str(abs(value.numerator) * 10**decimals // value.denominator).zfill(decimals + 1)
+    point = len(digits) - decimals
     sign = "-" if value < 0 else ""
     return sign + ".".join(filter(None, (digits[:point], digits[point:])))

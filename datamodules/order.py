@@ -252,8 +252,8 @@ class RowOrder:
         epochs, offsets = np.divmod(rows, len(self))
         out = np.empty_like(rows)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = self._permutation(int(epoch))[offsets[here]]
+            in_epoch = epochs == epoch
+            out[in_epoch] = self._permutation(int(epoch))[offsets[in_epoch]]
         return out
 
     def sequence_ids(self, rows: np.ndarray) -> np.ndarray:

@@ -84,14 +84,14 @@ class StepBatch:
         return replace(self, size=size, accumulate=int(epoch))
 
 
-def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
+def divide_rows(rows: int, devices: int, maximum: int) -> StepBatch:
     """Divides the rows of a step among devices, in as few micro-batches as possible.
 
     Args:
         rows: Number of rows per step.
         devices: Number of processes that share them equally.
-        most: Maximum rows per device and micro-batch; the largest divisor of its share up to this
-            is used.
+        maximum: Maximum number of rows per device and micro-batch. The largest divisor of a
+            device's share up to this number is used.
 
     Raises:
         ValueError: If the devices cannot share the rows equally.
@@ -106,7 +106,7 @@ def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
             f"trainer.num_nodes). Use {' or '.join(map(str, nearest))} devices, or a different "
             "global_batch."
         )
-    micro = next(n for n in range(min(most, share), 0, -1) if share % n == 0)
+    micro = next(n for n in range(min(maximum, share), 0, -1) if share % n == 0)
     return StepBatch(size=rows, micro=micro, accumulate=share // micro, devices=devices)
 
 

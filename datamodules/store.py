@@ -61,10 +61,10 @@ class StoreError(ValueError):
     """Raised if a text store is missing, incomplete or in a different format."""
 
 
-def damaged(folder: Path, what: str) -> StoreError:
+def damaged(folder: Path, problem: str) -> StoreError:
     """Returns the error for a damaged store."""
     return StoreError(
-        f"The text store {folder} is damaged: {what}. Delete the folder; it is prepared again."
+        f"The text store {folder} is damaged: {problem}. Delete the folder; it is prepared again."
     )
 
 
@@ -205,7 +205,7 @@ class Store:
         Raises:
             _FlawError: If a value in meta.json is missing, or has a wrong type or range.
         """
-        vocab_size = whole_number(self.meta, "vocab_size", least=1)
+        vocab_size = whole_number(self.meta, "vocab_size", minimum=1)
         dtype = expect(self.meta, "dtype", str)
         if dtype != token_dtype(vocab_size).str:
             raise _FlawError(f"dtype is {dtype!r}, which does not fit {vocab_size} ids")
@@ -281,9 +281,9 @@ class Store:
         if self._checksums is not None:
             expected = int(self._checksums[name][start // BLOCK_BYTES])
             if zlib.crc32(data) != expected:
-                what = f"bytes {start} to {start + len(data) - 1} of {name} changed"
+                problem = f"bytes {start} to {start + len(data) - 1} of {name} changed"
                 sums = f"CRC-32 {zlib.crc32(data):08x}, not {expected:08x}"
-                raise damaged(self.folder, f"{what} ({sums})")
+                raise damaged(self.folder, f"{problem} ({sums})")
         if name.endswith(".tokens"):
             self._check_ids(name, np.frombuffer(data, self.meta["dtype"]))
         elif name.endswith(".ends"):
@@ -378,10 +378,10 @@ class Store:
         blocks = (tokens[i : i + BLOCK_BYTES] for i in range(0, len(tokens), BLOCK_BYTES))
         return sum(int(token_bytes[block].sum()) for block in blocks)
 
-    def _outdated(self, tokenizer: str, what: str) -> StoreError:
+    def _outdated(self, tokenizer: str, problem: str) -> StoreError:
         return StoreError(
             f"The text store {self.folder} was prepared by an older version with "
-            f"tokenizer={tokenizer!r}: its {what}. Delete the folder; it is prepared again."
+            f"tokenizer={tokenizer!r}: its {problem}. Delete the folder; it is prepared again."
         )
 
     def stream(self, split: Split, token_bytes: np.ndarray | None = None) -> "TokenStream":
@@ -424,14 +424,14 @@ def expect(part: Mapping[str, Any], key: str, cls: type) -> Any:
     return value
 
 
-def whole_number(part: Mapping[str, Any], key: str, least: int = 0) -> int:
+def whole_number(part: Mapping[str, Any], key: str, minimum: int = 0) -> int:
     """Returns an integer in a part of meta.json after checking its range.
 
     Raises:
-        ValueError: If it is not an integer, is below `least`, or is larger than any file.
+        ValueError: If it is not an integer, is below `minimum`, or is larger than any file.
     """
     value = int(expect(part, key, int))
-    if not least <= value < 2**48:
+    if not minimum <= value < 2**48:
         raise _FlawError(f"{key} is {reprlib.repr(value)}, which is out of range")
     return value
 
@@ -515,8 +515,8 @@ class TokenStream:
         out = np.empty(np.shape(documents), dtype=np.int64)
         shard = np.searchsorted(firsts, documents, side="right") - 1
         for s in np.unique(shard):
-            here = shard == s
-            out[here] = parts[s][documents[here] - firsts[s]] + self._bases[s]
+            in_shard = shard == s
+            out[in_shard] = parts[s][documents[in_shard] - firsts[s]] + self._bases[s]
         return out
 
     def starts(self, documents: np.ndarray) -> np.ndarray:
@@ -539,11 +539,11 @@ class TokenStream:
         try:
             tokens = self._gathered(self._tokens, positions)
         except IndexError as error:
-            what = f"its documents end beyond its {len(self)} tokens"
-            raise damaged(self._shards[0].parent, what) from error
+            problem = f"its documents end beyond its {len(self)} tokens"
+            raise damaged(self._shards[0].parent, problem) from error
         if tokens.size and tokens.max() >= self._vocab_size:
-            what = f"it has the id {tokens.max()}, but the vocabulary has {self._vocab_size}"
-            raise damaged(self._shards[0].parent, what)
+            problem = f"it has the id {tokens.max()}, but the vocabulary has {self._vocab_size}"
+            raise damaged(self._shards[0].parent, problem)
         return tokens
 
     def bytes_at(self, positions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -563,8 +563,8 @@ class TokenStream:
         shard = np.searchsorted(self._bases, positions, side="right") - 1
         out = np.empty(positions.shape, dtype=np.int64)
         for s in np.unique(shard):
-            here = shard == s
-            out[here] = parts[s][positions[here] - self._bases[s]]
+            in_shard = shard == s
+            out[in_shard] = parts[s][positions[in_shard] - self._bases[s]]
         return out
 
 

@@ -182,8 +182,8 @@ class PackedWindows(WindowOrder):
         epochs, indices = np.divmod(indices, self._rows)
         out = np.empty((len(indices), self.block_size + 1), dtype=np.int64)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = self._cut_epoch(int(epoch), indices[here] * self.block_size - 1)
+            in_epoch = epochs == epoch
+            out[in_epoch] = self._cut_epoch(int(epoch), indices[in_epoch] * self.block_size - 1)
         return out
 
     def _cut_epoch(self, epoch: int, starts: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
 
 def _by_rule(settings: Namespace) -> None:
     output = None if settings.output is None else _writable(settings.output)
-    placing = PlacementRule(at=settings.at, last_at_end=settings.last_at_end)
+    rule = PlacementRule(at=settings.at, last_at_end=settings.last_at_end)
     counts: Counter[str] = Counter()
     lines = []
     for problem in tqdm(_problems(settings), unit=" problems", disable=None):
@@ -108,7 +108,7 @@ def _by_rule(settings: Namespace) -> None:
         if not problem.equations:
             counts["problems without steps"] += 1
             continue
-        placed = placing(problem.question, problem.equations)
+        placed = rule(problem.question, problem.equations)
         counts.update(counts_of(placed))
         example = Example(problem.question, problem.equations, placed.markers, problem.answer)
         row = {"query": example.marked(), "thinking": list(problem.equations)}

@@ -298,9 +298,9 @@ class ReasoningDataModule(LanguageDataModule):
     def _check_reports(self, reports: Reports) -> None:
         for split in SPLITS:
             if self.expects(split) and not reports[split][KEPT]:
-                why = why_empty(split, reports[split], self._spec.name)
+                reason = why_empty(split, reports[split], self._spec.name)
                 none = f"The {split} split has no examples. {self.how_to_get(split)}"
-                raise ValueError(none if why is None else why)
+                raise ValueError(none if reason is None else reason)
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the store.

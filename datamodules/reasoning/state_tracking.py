@@ -142,12 +142,12 @@ class StateTracking(ReasoningDataModule):
         operations = self._operations[split]
         num_operations = operations[index % len(operations)]
         below = draws_of(self._example_seed, self._task, split, index)
-        made = (
+        example = (
             parity(num_operations, below)
             if self._task == "parity"
             else assignments(num_operations, below, self._variables, self._modulus)
         )
-        return made.after(QUESTIONS[self._task]) if self.question_first else made
+        return example.after(QUESTIONS[self._task]) if self.question_first else example
 
 
 def draws_of(seed: int, task: Task, split: Split, index: int) -> Callable[[int], int]:

@@ -519,8 +519,8 @@ class TwoHop(ReasoningDataModule):
         return self._splits.expects(split)
 
     def how_to_get(self, split: Split) -> str:
-        about = " Check that data.known_file covers them." if self._known_file else ""
-        return self._splits.how_to_get(split) + about
+        hint = " Check that data.known_file covers them." if self._known_file else ""
+        return self._splits.how_to_get(split) + hint
 
     def repeats_cure(self) -> None:
         """Returns None, because questions of other splits are left out and counted."""

@@ -121,11 +121,12 @@ class RuleSplitter(Splitter):
         ends: list[int] = []
         while start < stop:
             piece = text[start : min(stop, start + _LONGEST_PARAGRAPH)]
-            here = [start + end for end in _rule_ends(self.language, piece)]
-            if start + len(piece) < stop and len(here) > 1:
-                here.pop()  # the piece may cut its last sentence, so the next piece starts there
-            ends += here
-            start = here[-1] if here else stop
+            piece_ends = [start + end for end in _rule_ends(self.language, piece)]
+            if start + len(piece) < stop and len(piece_ends) > 1:
+                # The piece may cut its last sentence, so the next piece starts there.
+                piece_ends.pop()
+            ends += piece_ends
+            start = piece_ends[-1] if piece_ends else stop
         return ends
 
 
@@ -266,9 +267,9 @@ class SatSplitter(Splitter):
         except Exception as error:
             raise self._unavailable(f"{type(error).__name__}: {first_line(error)}") from error
 
-    def _unavailable(self, why: str) -> SplitterUnavailableError:
+    def _unavailable(self, reason: str) -> SplitterUnavailableError:
         return SplitterUnavailableError(
-            f"splitter={self.name!r}: its weights are unavailable ({why}). Set splitter to "
+            f"splitter={self.name!r}: its weights are unavailable ({reason}). Set splitter to "
             "'sat:FOLDER', a local folder with model and tokenizer, to 'rules', which needs no "
             "weights, or to 'spans:25', which cuts every 25 tokens."
         )
