@@ -228,9 +228,9 @@ class AnswerAccuracy(EvaluationHooks):
         # All ranks log the same names, before checkpoints are ranked.
         asked: Counter[int] = Counter()
         right: Counter[int] = Counter()
-        for their_asked, their_right in gather((self._asked, self._right)):
-            asked += their_asked  # drops zeros
-            right += their_right
+        for rank_asked, rank_right in gather((self._asked, self._right)):
+            asked += rank_asked  # drops zeros
+            right += rank_right
         if not asked:
             return
         name = f"{stage}/accuracy"

@@ -35,8 +35,8 @@ def log_details(
     the patterns ``cards``, below `WITHIN`, after loss, perplexity and learning rate.
     """
     if isinstance(logger, TensorBoardLogger):
-        shown = [tag for tag in scalars if any(fnmatchcase(tag, card) for card in cards)]
-        scalars = {WITHIN + tag: scalars[tag] for tag in shown}
+        tags = [tag for tag in scalars if any(fnmatchcase(tag, card) for card in cards)]
+        scalars = {WITHIN + tag: scalars[tag] for tag in tags}
     if scalars:
         logger.log_metrics(dict(scalars), step)
 

@@ -54,10 +54,11 @@ def batch_line(
     bound = {"windows": "", "sentences": "at most "}.get(rows, "about ")
     of_size, devices = "" if batch.unit == "rows" else bound, batch.devices
     # Devices may share a step of sentences unevenly.
-    most = "" if batch.micro * batch.accumulate * devices == batch.size else "at most "
+    qualifier = "" if batch.micro * batch.accumulate * devices == batch.size else "at most "
     parts = [
-        f"global batch {of_size}{batch.size:,} {batch.unit} = {most}{batch.micro:,} micro-batch x "
-        f"{batch.accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
+        f"global batch {of_size}{batch.size:,} {batch.unit} = {qualifier}{batch.micro:,} "
+        f"micro-batch x {batch.accumulate} accumulated x "
+        f"{devices} device{'s' if devices > 1 else ''}",
         f"{bound}{round(tokens):,} tokens per step",
     ]
     if steps is not None:

@@ -203,9 +203,9 @@ class PendingValidation(L.Callback):
         checkpoint[position.PENDING_VALIDATION] = validation_unfinished(trainer)
         if checkpoint[position.PENDING_VALIDATION]:
             progress = checkpoint["loops"]["fit_loop"][position.VALIDATION_PROGRESS]
-            nothing = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
-            progress["current"] = nothing
-            progress["total"] = {**nothing, "ready": 1, "started": 1}
+            zeros = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
+            progress["current"] = zeros
+            progress["total"] = {**zeros, "ready": 1, "started": 1}
             progress["is_last_batch"] = False
 
     def on_load_checkpoint(

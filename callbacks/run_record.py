@@ -99,10 +99,10 @@ class SaveRunRecord(SaveConfigCallback):
         """
         values = Namespace({key: self.config.get(key) for key in ("model", "data")}).as_dict()
         settings = json.dumps(yaml_values(values), sort_keys=True)
-        of_ranks = gather((path, self.run_id, settings))
-        paths = [record[0] for record in of_ranks]
+        records = gather((path, self.run_id, settings))
+        paths = [record[0] for record in records]
         follow = None not in paths and self.run_id is not None
-        if len(set(paths)) == 1 or (follow and len({record[1:] for record in of_ranks}) == 1):
+        if len(set(paths)) == 1 or (follow and len({record[1:] for record in records}) == 1):
             return
         raise CheckpointError(
             f"ckpt_path: the first process resumes from {paths[0]}, another one from "
@@ -203,10 +203,10 @@ def _portable(folder: Path, root: Path) -> str:
 def free_path(folder: Path, step: int) -> Path:
     """Returns the first free path of config.yaml, config_<step>.yaml, config_<step>_2.yaml, ..."""
     path = folder / "config.yaml"
-    count = 1
+    attempt = 1
     while path.exists():
-        path = folder / (f"config_{step}.yaml" if count == 1 else f"config_{step}_{count}.yaml")
-        count += 1
+        path = folder / (f"config_{step}.yaml" if attempt == 1 else f"config_{step}_{attempt}.yaml")
+        attempt += 1
     return path
 
 

@@ -188,10 +188,10 @@ class Termination(SumsOverRanks):
 
 def _drop_output(streams: list[int]) -> None:
     """Redirects streams to the null device: writing to a closed terminal raises an OSError."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
-        os.dup2(nowhere, stream)
-    os.close(nowhere)
+        os.dup2(devnull, stream)
+    os.close(devnull)
 
 
 def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:

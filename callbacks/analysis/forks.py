@@ -125,11 +125,11 @@ class ForkAnalysis(Analysis):
 
     def _load_reference(self, pl_module: Any) -> Any:
         reference = pl_module.from_checkpoint(self.reference_ckpt)
-        ours, theirs = pl_module.config.vocab_size, reference.config.vocab_size
-        if ours != theirs:
+        vocab_size, reference_size = pl_module.config.vocab_size, reference.config.vocab_size
+        if vocab_size != reference_size:
             raise ValueError(
-                f"reference_ckpt ({self.reference_ckpt}) has a vocabulary of {theirs}, but the "
-                f"model has {ours}; use a checkpoint trained with the same tokenizer"
+                f"reference_ckpt ({self.reference_ckpt}) has a vocabulary of {reference_size}, but "
+                f"the model has {vocab_size}; use a checkpoint trained with the same tokenizer"
             )
         return reference
 
@@ -296,8 +296,8 @@ class ForkRecorder:
             ("attention_own_forks", of_token - of_self, own_forks),
             ("attention_others", seen.sum(dim=1) - of_token, others),
         ):
-            some = keys > 0
-            self._add(measure, (total[some] / keys[some]).sum(), some.sum())
+            is_visible = keys > 0
+            self._add(measure, (total[is_visible] / keys[is_visible]).sum(), is_visible.sum())
 
     def entropy(self, *, entropy: Tensor) -> None:
         """Records output entropies (B, T) in nats."""
@@ -529,16 +529,16 @@ def tokens_figure(tables: Tables) -> Any:
     row = row.iloc[: LINE_TOKENS * LINES]
     streams = row.filter(like="streams_layer").to_numpy().T  # (fork layers, T)
     labels = [short_label(text) for text in row["text"]]
-    layers, most = len(streams), int(streams.max())
+    layers, max_streams = len(streams), int(streams.max())
     starts = range(0, len(row), LINE_TOKENS)
     columns = max(MIN_TOKENS, min(len(row), LINE_TOKENS))
     width = NAME_WIDTH + TOKEN_WIDTH * columns
     figure, axes = panels(width, (0.9 + 0.3 * layers) * len(starts) + 0.4, 1, len(starts))
     for ax, start in zip(axes, starts, strict=True):
         part, names = streams[:, start : start + LINE_TOKENS], labels[start : start + LINE_TOKENS]
-        ax.imshow(part, cmap="Blues", vmin=0.4, vmax=most + 0.8, aspect="auto")
+        ax.imshow(part, cmap="Blues", vmin=0.4, vmax=max_streams + 0.8, aspect="auto")
         for (layer, column), count in np.ndenumerate(part):
-            color = "white" if count > 0.6 * most else "#203040"
+            color = "white" if count > 0.6 * max_streams else "#203040"
             ax.text(column, layer, f"{count}", ha="center", va="center", fontsize=6.5, color=color)
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
         ax.set_yticks(range(layers), [f"fork layer {i + 1}" for i in range(layers)], fontsize=8)

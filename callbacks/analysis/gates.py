@@ -629,9 +629,9 @@ def attention_figure(tables: Tables) -> Any:
     """Draws the attention weight of each age by layer, as a heat map and as lines."""
     attention = tables["attention"].assign(even=even_weights(tables["attention"]))
     grid = attention.pivot(index="layer", columns="age", values="weight").fillna(0)
-    layers, most = len(grid), int(grid.columns.max())
+    layers, max_age = len(grid), int(grid.columns.max())
     figure, (ax, lines) = panels(12, 1.8 + 0.35 * max(6, layers), 2)
-    extent = (0.5, most + 0.5, layers - 0.5, -0.5)
+    extent = (0.5, max_age + 0.5, layers - 0.5, -0.5)
     image = ax.imshow(grid.to_numpy(), cmap="Blues", vmin=0, aspect="auto", extent=extent)
     ax.set_yticks(range(layers), [f"layer {layer}" for layer in grid.index])
     figure.colorbar(image, ax=ax, label="attention weight")

@@ -109,19 +109,19 @@ class RecallAnalysis(Analysis):
                 "pattern with (?P<key>...) finds questions in sentences"
             )
         questions = self._distances if self._by == "distance" else self._levels
-        asked = list(questions(tokenizer, batch))
-        if asked:
-            findings.add("questions", self._answers(pl_module, batch, asked))
-        if asked and self._dial is not None and has_dial(pl_module, self._dial):
+        all_questions = list(questions(tokenizer, batch))
+        if all_questions:
+            findings.add("questions", self._answers(pl_module, batch, all_questions))
+        if all_questions and self._dial is not None and has_dial(pl_module, self._dial):
             for value in self._values:
-                lines = self._answers(pl_module, batch, asked, value)
+                lines = self._answers(pl_module, batch, all_questions, value)
                 findings.add("dial", [{self._dial: value, **line} for line in lines])
 
     def _answers(
         self,
         pl_module: Any,
         batch: dict[str, Any],
-        asked: list[tuple[int, Any]],
+        all_questions: list[tuple[int, Any]],
         value: int | None = None,
     ) -> list[dict[str, Any]]:
         """Returns one row per question, predicted with a value of the dial."""
@@ -132,11 +132,11 @@ class RecallAnalysis(Analysis):
         nats = -as_float64(scores.log_prob)
         lines = [
             {self._by: group, "right": bool(greedy[slots].all()), "nats": float(nats[slots].sum())}
-            for group, slots in asked
+            for group, slots in all_questions
         ]
         executed = recorder.latest("thinking_steps").get("executed")  # (B, T)
         if executed is not None and self._by == "level":
-            for line, (_, (row, columns)) in zip(lines, asked, strict=True):
+            for line, (_, (row, columns)) in zip(lines, all_questions, strict=True):
                 line["steps"] = float(executed[row, columns[0]])  # of the token before the answer
         return lines
 

@@ -346,12 +346,12 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
 
     ``table`` comes from ``collect_tokens``.
     """
-    most = _most(table)
-    losses = table[["loss_0", f"loss_{most}"]].astype(np.float64).set_axis([0, 1], axis=1)
+    max_steps = _most(table)
+    losses = table[["loss_0", f"loss_{max_steps}"]].astype(np.float64).set_axis([0, 1], axis=1)
     grouped = losses.groupby(table["executed"].to_numpy())
     result = grouped.mean().set_axis(["step0_loss", "loss"], axis=1)
     result.insert(0, "tokens", grouped.size())
-    result = result.reindex(range(most + 1)).rename_axis("steps").reset_index()
+    result = result.reindex(range(max_steps + 1)).rename_axis("steps").reset_index()
     result["tokens"] = result["tokens"].fillna(0).astype(int)
     result.insert(2, "share", result["tokens"] / len(table))
     return result
@@ -411,10 +411,10 @@ def utility(table: pd.DataFrame) -> pd.DataFrame:
 
     ``table`` comes from ``collect_tokens``.
     """
-    most = _most(table)
-    if not most:
+    max_steps = _most(table)
+    if not max_steps:
         return pd.DataFrame()
-    names = [f"loss_{i}" for i in range(most + 1)]
+    names = [f"loss_{i}" for i in range(max_steps + 1)]
     values = table[[*names, "executed"]].astype(np.float64)
     grouped = values.groupby(buckets(values["loss_0"]), observed=False)
     means, losses = grouped.mean(), grouped["loss_0"]
@@ -473,11 +473,11 @@ def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport
     """
     table = findings["tokens"]
     rmse, noise = rmse_by_iteration(findings["iterations"])
-    fit, most = fit_iterations(rmse, noise), _most(table)
+    fit, max_steps = fit_iterations(rmse, noise), _most(table)
     tables = {
         "steps": steps(table),
         "tokens": tokens(table, listed),
-        "words": words(table, most),
+        "words": words(table, max_steps),
         "utility": utility(table),
         "sweep": sweep(findings),
         "convergence": convergence(rmse, fit),
@@ -493,14 +493,14 @@ def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport
 def _scalars(
     table: pd.DataFrame, tables: Mapping[str, pd.DataFrame], fit: IterationFit | None
 ) -> dict[str, float]:
-    most = _most(table)
-    values = {"mean": mean(table["executed"]), "below_most": mean(table["executed"] < most)}
+    max_steps = _most(table)
+    values = {"mean": mean(table["executed"]), "below_most": mean(table["executed"] < max_steps)}
     if "expected" in table:
         values["expected"] = mean(table["expected"])
     values |= scalars_of(tables["steps"], "{name}_{steps}", ("share", "step0_loss"))
     for position, executed in by_place(table).items():
         values[f"words/{position}/mean"] = mean(executed)
-        values[f"words/{position}/below_most"] = mean(executed < most)
+        values[f"words/{position}/below_most"] = mean(executed < max_steps)
     gains = [name for name in tables["utility"] if name.startswith("step_")]
     values |= scalars_of(tables["utility"], "utility/{bucket}/{name}", gains)
     swept = tables["sweep"]
@@ -529,13 +529,13 @@ def steps_figure(tables: Tables) -> Any:
 
 def text_figure(tables: Tables) -> Any:
     """Draws executed and expected steps of each token of a text, and its losses."""
-    shown, most = tables["tokens"].iloc[:TEXT_TOKENS], tables["steps"]["steps"].max()
+    shown, max_steps = tables["tokens"].iloc[:TEXT_TOKENS], tables["steps"]["steps"].max()
     figure, (ax, losses) = panels(2 + 0.22 * len(shown), 4.6, 1, 2, sharex=True)
     ax.bar(shown["place"], shown["executed"], 0.8, color=BLUE, label="executed")
     tails = shown.filter(regex=r"^w_[1-9]\d*$")
     if len(tails.columns):
         ax.plot(shown["place"], tails.sum(axis=1), "o", color=ORANGE, label="expected, sum of w")
-    ax.set_ylim(0, 1.4 * max(most, 1))  # room for the legend
+    ax.set_ylim(0, 1.4 * max(max_steps, 1))  # room for the legend
     labels = {"first": ("step-0 loss", ORANGE), "last": ("loss after all steps", BLUE)}
     draw_lines(losses, shown, "place", labels, ".-")
     finish(ax, "", "additional steps", ncols=2)
@@ -547,7 +547,7 @@ def text_figure(tables: Tables) -> Any:
 
 def tokens_figure(tables: Tables) -> Any:
     """Draws the mean steps of single tokens, and their share with fewer than K (Table 3)."""
-    table, most = tables["tokens"], tables["steps"]["steps"].max()
+    table, max_steps = tables["tokens"], tables["steps"]["steps"].max()
     figure, (number_of_steps, pruned) = panels(9, 1.2 + 0.22 * len(table), 2, sharey=True)
     rows = np.arange(len(table))
     for ax, name, color in ((number_of_steps, "mean_steps", BLUE), (pruned, "pruned", ORANGE)):
@@ -558,10 +558,10 @@ def tokens_figure(tables: Tables) -> Any:
         labels.append(f"{text or line['id']} ({line['count']})")
     number_of_steps.set_yticks(rows, labels, parse_math=False)
     number_of_steps.invert_yaxis()
-    number_of_steps.set_xlim(0, max(most, 1))
+    number_of_steps.set_xlim(0, max(max_steps, 1))
     pruned.set_xlim(0, 1)
     finish(number_of_steps, "mean executed steps")
-    finish(pruned, f"share with fewer than {most}")
+    finish(pruned, f"share with fewer than {max_steps}")
     return figure
 
 

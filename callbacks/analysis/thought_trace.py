@@ -153,13 +153,13 @@ def collect_thoughts(
             continue
         ids = batch["query"][row, : int(batch["query_lengths"][row])].tolist()
         has_gold = gold is not None and bool(batch["step_lengths"][row].any())
-        theirs = gold[row].within(ids).thoughts if has_gold and gold is not None else None
-        mine = thinking.within(ids)
-        query, chunk_lines = query_tables(mine, theirs, int(batch["group"][row]))
+        gold_thoughts = gold[row].within(ids).thoughts if has_gold and gold is not None else None
+        trace = thinking.within(ids)
+        query, chunk_lines = query_tables(trace, gold_thoughts, int(batch["group"][row]))
         findings.add("queries", [query])
         findings.add("chunks", chunk_lines)
         if tokenizer is not None and len(findings["shown"]) < shown:
-            findings.add("shown", [written_out(tokenizer, ids, mine.thoughts, theirs)])
+            findings.add("shown", [written_out(tokenizer, ids, trace.thoughts, gold_thoughts)])
 
 
 def query_tables(
@@ -178,22 +178,22 @@ def query_tables(
     number of operations.
     """
     lines, order, first_wrong = [], 0, math.nan
-    for chunk, (mine, theirs) in enumerate(
+    for chunk, (thought, gold_thought) in enumerate(
         zip(predicted.thoughts, predicted.thoughts if gold is None else gold, strict=True)
     ):
-        right = mine.tokens == theirs.tokens
-        order += bool(theirs.tokens)
+        right = thought.tokens == gold_thought.tokens
+        order += bool(gold_thought.tokens)
         first_wrong = chunk if not right and math.isnan(first_wrong) else first_wrong
         lines.append(
             {
                 "group": group,
                 "chunk": chunk,
                 "known": gold is not None,
-                "trivial": not mine.tokens,
-                "gold_trivial": not theirs.tokens,
+                "trivial": not thought.tokens,
+                "gold_trivial": not gold_thought.tokens,
                 "right": right,
-                "order": order if theirs.tokens else 0,
-                "length": len(mine.tokens),
+                "order": order if gold_thought.tokens else 0,
+                "length": len(thought.tokens),
             }
         )
     query = {"group": group, "rounds": predicted.rounds, "known": gold is not None}
@@ -214,13 +214,15 @@ def written_out(
     """
     parts = parts_of(tokenizer, ids, [thought.end for thought in predicted])
     marks = []
-    for mine, theirs in zip(predicted, predicted if gold is None else gold, strict=True):
+    for model_thought, gold_thought in zip(
+        predicted, predicted if gold is None else gold, strict=True
+    ):
         thought, wanted = (
             thought_text(tokenizer, row.tokens) if row.tokens else "nothing"
-            for row in (mine, theirs)
+            for row in (model_thought, gold_thought)
         )
-        right = mine.tokens == theirs.tokens
-        if right and not mine.tokens:
+        right = model_thought.tokens == gold_thought.tokens
+        if right and not model_thought.tokens:
             marks.append("")
         else:
             marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {wanted}]")

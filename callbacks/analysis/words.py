@@ -35,12 +35,14 @@ def word_places(texts: Sequence[str]) -> np.ndarray:
     ``texts`` come from ``token_text.pieces`` and are empty for tokens without text.
     """
     texts = _with_characters(texts)
-    goes_on = [_is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)]
+    continues = [
+        _is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)
+    ]
     positions = np.full(len(texts), ELSEWHERE, dtype=np.int8)
-    for i, inside in enumerate(goes_on):
+    for i, inside in enumerate(continues):
         if inside:
             positions[i] = INTERNAL
-        elif i and goes_on[i - 1]:
+        elif i and continues[i - 1]:
             positions[i] = FINAL
     return positions
 
@@ -67,7 +69,7 @@ def by_place(table: pd.DataFrame) -> dict[str, pd.Series]:
     return {name: table.loc[table["place"] == code, "executed"] for name, code in PLACES.items()}
 
 
-def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
+def words(table: pd.DataFrame, max_steps: int) -> pd.DataFrame:
     """Returns a table with one row per number of executed steps (Table 4); empty without words.
 
     ``internal`` counts tokens within words of several tokens, ``final`` tokens that end such words,
@@ -78,7 +80,7 @@ def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
     executed = by_place(table)
     if not any(map(len, executed.values())):
         return pd.DataFrame()
-    counts = pd.DataFrame({"steps": range(most + 1)})
+    counts = pd.DataFrame({"steps": range(max_steps + 1)})
     for name, values in executed.items():
         counts[name] = values.value_counts().reindex(counts["steps"], fill_value=0).to_numpy()
         counts[f"{name}_share"] = counts[name] / (len(values) or math.nan)
