@@ -278,7 +278,7 @@ class LoadedModel:
             TypeError: If an option of sampling does not exist.
         """
         prompts = _texts(text)
-        most = whole_number("max_new_tokens", max_new_tokens, minimum=0, maximum=MAX_TOKENS)
+        limit = whole_number("max_new_tokens", max_new_tokens, minimum=0, maximum=MAX_TOKENS)
         _check_type(bool, "True or False", stream=stream)
         stops = _texts(stop, "stop")
         if "" in stops:
@@ -286,12 +286,12 @@ class LoadedModel:
         config = SamplingConfig(**sampling)
         if stream:
             _check_type(str, "one str with stream=True", text=text)
-            return self._written(prompts[0], most, config, stops)
+            return self._written(prompts[0], limit, config, stops)
         pairs = continue_prompts(
             self.model,
             self.tokenizer,
             prompts,
-            max_new_tokens=most,
+            max_new_tokens=limit,
             sampling=config,
             precision=self.precision,
             streams=[0] * len(prompts),
@@ -307,7 +307,7 @@ class LoadedModel:
 
         Text that may be the beginning of a stop text is held back until it turns out not to be.
         """
-        begins, held = not text, max(map(len, stops), default=1) - 1
+        begins, holdback = not text, max(map(len, stops), default=1) - 1
         steps = generate_steps(
             self.model,
             [self.tokenizer.prompt_ids(text)],
@@ -331,8 +331,8 @@ class LoadedModel:
             if token in self.tokenizer.byte_pieces or not written_text(self.tokenizer, [token]):
                 continue
             whole = text_of(ids)
-            if len(whole) - held > shown and not whole.endswith(REPLACEMENT):
-                piece = cut_before(whole, stops)[shown : len(whole) - held]
+            if len(whole) - holdback > shown and not whole.endswith(REPLACEMENT):
+                piece = cut_before(whole, stops)[shown : len(whole) - holdback]
                 shown += len(piece)
                 if piece:
                     yield piece

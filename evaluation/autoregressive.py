@@ -126,56 +126,56 @@ def draw_targets(
     """
     philox = np.random.Philox(key=[seed, _POSITIONS])
     keys: list[np.ndarray] = []
-    places: list[np.ndarray] = []  # each (n, 3): index of the batch, row, column
+    targets: list[np.ndarray] = []  # each (n, 3): index of the batch, row, column
     count = 0
     for n in tqdm(range(batches), desc="drawing", unit=" batches", disable=None):
         indices = np.argwhere(source.batch(n)["targets"].numpy() != IGNORE)  # (n, 2)
         count += len(indices)
         keys.append(philox.random_raw(len(indices)))
-        places.append(np.insert(indices, 0, n, axis=1))
+        targets.append(np.insert(indices, 0, n, axis=1))
         if positions is not None:
-            keys, places = _smallest(np.concatenate(keys), np.concatenate(places), positions)
+            keys, targets = _smallest(np.concatenate(keys), np.concatenate(targets), positions)
     if not count:
         raise ValueError("the split has no targets to draw positions from; choose another --split")
-    return _as_drawn(source, np.concatenate(places), count)
+    return _as_drawn(source, np.concatenate(targets), count)
 
 
 def _smallest(
-    keys: np.ndarray, places: np.ndarray, count: int
+    keys: np.ndarray, targets: np.ndarray, count: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns the ``count`` smallest keys and their places, in the order of the input."""
-    kept = np.sort(np.argsort(keys, kind="stable")[:count])
-    return [keys[kept]], [places[kept]]
+    smallest = np.sort(np.argsort(keys, kind="stable")[:count])
+    return [keys[smallest]], [targets[smallest]]
 
 
-def _as_drawn(source: BatchSource, places: np.ndarray, of: int) -> DrawnTargets:
-    windows, row = np.unique(places[:, :2], axis=0, return_inverse=True)
+def _as_drawn(source: BatchSource, targets: np.ndarray, total: int) -> DrawnTargets:
+    windows, row = np.unique(targets[:, :2], axis=0, return_inverse=True)
     return DrawnTargets(
         _windows(source, windows),
         torch.from_numpy(row.reshape(-1)),
-        torch.from_numpy(places[:, 2].copy()),
-        of,
-        _sizes(source, places),
+        torch.from_numpy(targets[:, 2].copy()),
+        total,
+        _sizes(source, targets),
     )
 
 
-def _sizes(source: BatchSource, places: np.ndarray) -> Tensor | None:
-    """Returns the UTF-8 bytes of the targets at ``places`` (N, 3), batch indices ascending."""
+def _sizes(source: BatchSource, targets: np.ndarray) -> Tensor | None:
+    """Returns the UTF-8 bytes of the targets at ``targets`` (N, 3), batch indices ascending."""
     if not hasattr(source, "target_sizes"):
         return None
     parts = []
-    for n in np.unique(places[:, 0]).tolist():
-        rows, columns = places[places[:, 0] == n, 1:].T
+    for n in np.unique(targets[:, 0]).tolist():
+        rows, columns = targets[targets[:, 0] == n, 1:].T
         parts.append(source.target_sizes(n)[rows, columns])
     return torch.cat(parts)
 
 
-def _windows(source: BatchSource, places: np.ndarray) -> dict[str, Tensor]:
-    """Returns the windows at ``places`` (R, 2), sorted by the index of the batch, then by row."""
+def _windows(source: BatchSource, targets: np.ndarray) -> dict[str, Tensor]:
+    """Returns the windows at ``targets`` (R, 2), sorted by the index of the batch, then by row."""
     parts: list[dict[str, Tensor]] = []
-    for n in np.unique(places[:, 0]):
+    for n in np.unique(targets[:, 0]):
         batch = source.batch(int(n))
-        rows = torch.from_numpy(places[places[:, 0] == n, 1])
+        rows = torch.from_numpy(targets[targets[:, 0] == n, 1])
         parts.append({key: value[rows] for key, value in batch.items() if torch.is_tensor(value)})
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 

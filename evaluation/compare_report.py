@@ -53,7 +53,7 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         ``state`` and ``detail`` of each property, see ``Agreement``.
     """
     runs = runs.set_index("run")
-    there = runs["same_text"].map({True: "yes", False: "no, it has changed since"})
+    values = runs["same_text"].map({True: "yes", False: "no, it has changed since"})
     checks = {
         "training text": equal(runs["text"]),
         "data order": same_parts(runs["order"]),
@@ -63,7 +63,7 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         "parameters": close(runs["parameters"], CLOSE_PARAMETERS),
         "training FLOPs": close(runs["flops"], CLOSE_FLOPS, ".3g"),
         "held-out text that is scored": same_parts(runs["scored"].map(_held_out)),
-        "text of the training is still there": equal(there),
+        "text of the training is still there": equal(values),
         "targets that nats per token count": equal(runs["counted"]),
         "kind of likelihood": equal(runs["likelihood"].map(KINDS)),
         "context when scoring": equal(runs.apply(_context, axis=1)),
@@ -333,7 +333,7 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
         MARKERS: any(runs["markers"] > 1),
         PART_OF_SPLIT: any(scored["batches"] < scored["of_batches"] for scored in runs["scored"]),
         PART_OF_TASK: any(
-            (how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked
+            (task.get("examples") or 0) < (task.get("of_examples") or 0) for task in asked
         ),
         PLANNED: "nominal_training_flops" in keys,
         SPEED: "tokens_per_second" in keys,
@@ -394,11 +394,15 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
 
 def _paired(first: pd.DataFrame, other: pd.DataFrame, key: str) -> str:
     """Returns the range of a row's differences from the first row, seed by seed, if they pair."""
-    one, two = (row.set_index("seed")[key] for row in (first, other))
-    seeds = [seed for seed in one.index.intersection(two.index) if not seed.startswith("?")]
-    if len(seeds) < 2 or one.index.has_duplicates or two.index.has_duplicates:
+    first_scores, other_scores = (row.set_index("seed")[key] for row in (first, other))
+    seeds = [
+        seed
+        for seed in first_scores.index.intersection(other_scores.index)
+        if not seed.startswith("?")
+    ]
+    if len(seeds) < 2 or first_scores.index.has_duplicates or other_scores.index.has_duplicates:
         return ""
-    differences = two[seeds] - one[seeds]
+    differences = other_scores[seeds] - first_scores[seeds]
     return (
         f"; paired by seed, {differences.min():+.4f} to {differences.max():+.4f} "
         f"over {len(seeds)} seeds"
@@ -471,13 +475,15 @@ def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> st
         "\n".join(f"- {safe(note)}" for note in report.notes),
         *(f"## {f.heading}\n\n![{f.alt}]({f.file})\n\n{f.caption}" for f in drawn),
         "## What the runs have in common",
-        "\n".join(f"- **{state}**: {safe(what)}: {safe(detail)}" for what, state, detail in checks),
+        "\n".join(
+            f"- **{state}**: {safe(check)}: {safe(detail)}" for check, state, detail in checks
+        ),
         f"## Every run\n\n{as_markdown(report.runs)}",
     ]
     if report.samples:
         texts = {name: " ".join(text.split()) for name, text in report.samples.items()}
-        written = "\n".join(f"- **{safe(name)}**: {safe(text)}" for name, text in texts.items())
-        parts.append(f"## {SAMPLES}\n\n{written}")
+        notes = "\n".join(f"- **{safe(name)}**: {safe(text)}" for name, text in texts.items())
+        parts.append(f"## {SAMPLES}\n\n{notes}")
     if report.left_out:
         lines = (f"- {safe(name)}: {safe(reason)}" for name, reason in report.left_out.items())
         parts.append("## Left out\n\n" + "\n".join(lines))

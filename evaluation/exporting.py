@@ -188,14 +188,14 @@ def _read_differently(tokenizer: Tokenizer, folder: Path) -> str | None:
     from transformers import AutoTokenizer
 
     try:
-        theirs = AutoTokenizer.from_pretrained(folder)
-        ids = [theirs.encode(text, add_special_tokens=False) for text in _PROBES]
-        what = f"reads it as {type(theirs).__name__}, with other ids"
+        loaded = AutoTokenizer.from_pretrained(folder)
+        ids = [loaded.encode(text, add_special_tokens=False) for text in _PROBES]
+        difference = f"reads it as {type(loaded).__name__}, with other ids"
     except Exception as error:
-        ids, what = [], f"cannot read it ({first_line(error)})"
+        ids, difference = [], f"cannot read it ({first_line(error)})"
     if ids == [tokenizer.encode(text) for text in _PROBES]:
         return None
-    return f"AutoTokenizer {what}: use PreTrainedTokenizerFast.from_pretrained"
+    return f"AutoTokenizer {difference}: use PreTrainedTokenizerFast.from_pretrained"
 
 
 def _bytes_json() -> str:

@@ -143,8 +143,8 @@ def results_of(checkpoint: Checkpoint) -> list[Result]:
     if not contents:
         return []
     same = {"format": RESULT_FORMAT, "checkpoint": checkpoint_digest(checkpoint)}
-    about = [content for content in contents if same.items() <= content["identity"].items()]
-    return sorted(about, key=lambda content: str(content["written"]))
+    matching = [content for content in contents if same.items() <= content["identity"].items()]
+    return sorted(matching, key=lambda content: str(content["written"]))
 
 
 def _read(path: Path) -> Result | None:

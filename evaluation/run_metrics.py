@@ -208,14 +208,14 @@ def _examples(task: Task) -> int:
 
 
 def _task_result(task: Mapping[str, Any], asked: Mapping[str, Any]) -> Task:
-    how = {key: task.get(key) for key in HOW_TASK} | {key: asked.get(key) for key in HOW_ASKED}
+    options = {key: task.get(key) for key in HOW_TASK} | {key: asked.get(key) for key in HOW_ASKED}
     return {
         "metrics": {
             key: value
             for key, value in task["metrics"].items()
             if is_number(value) and math.isfinite(value) and "stderr" not in key
         },
-        "how": {key: value for key, value in how.items() if value is not None},
+        "how": {key: value for key, value in options.items() if value is not None},
     }
 
 
@@ -478,7 +478,7 @@ def _markers(data: LanguageDataModule, split: Split) -> float:
 
 
 def _provenance(run: RunRecord) -> dict[str, Any]:
-    path, here = run.checkpoint.path.resolve(), Path.cwd()
+    path, cwd = run.checkpoint.path.resolve(), Path.cwd()
     order, states = _order(run), _states_steps(run)
     # steps with fixed rows set the accumulation themselves
     accumulated = None if states else run.record["accumulate_grad_batches"]
@@ -488,7 +488,7 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
     return {
         "run": run.name,
         "row": run.row,
-        "checkpoint": str(path.relative_to(here) if path.is_relative_to(here) else path),
+        "checkpoint": str(path.relative_to(cwd) if path.is_relative_to(cwd) else path),
         "which": run.checkpoint.which,
         "model": type(run.outline).__name__,
         "model_recipe": run.outline.recipe(),

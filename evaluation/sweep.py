@@ -137,8 +137,8 @@ def find_variants(
     declared = dict.fromkeys(name for outline in outlines for name in outline.config.dials)
     for name in dials:
         if name not in declared:
-            there = ", ".join(declared) or "none"
-            raise ValueError(f"none of the models has the dial {name}; they have {there}")
+            names = ", ".join(declared) or "none"
+            raise ValueError(f"none of the models has the dial {name}; they have {names}")
     variants, skipped = [], []
     every = zip(checkpoints, path_names(checkpoints), fields, outlines, strict=True)
     for checkpoint, name, fixed, outline in every:
@@ -371,11 +371,11 @@ def run(settings: Namespace) -> None:
     recipe = data_recipe(settings, checkpoints[0])
     data = build_data(variants[0].checkpoint, recipe)
     prepare_for_all(data, [(variant.checkpoint, variant.outline) for variant in variants], "ckpts")
-    how = {key: settings[key] for key in ("split", "precision", "limit_batches", "device")}
+    options = {key: settings[key] for key in ("split", "precision", "limit_batches", "device")}
     lines = []
     for variant, label in zip(variants, labels, strict=True):
         try:
-            result, _ = score_checkpoint(variant.checkpoint, data, variant.changes, **how)
+            result, _ = score_checkpoint(variant.checkpoint, data, variant.changes, **options)
             lines.append(point_line(variant, label, result))
         except ValueError as error:  # also if weights have another shape
             if not variant.dials:

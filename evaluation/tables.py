@@ -56,7 +56,7 @@ def show_mean(values: pd.Series, show: Callable[[float], str]) -> str:
     """Formats the mean and the range of the seeds; empty without a number."""
     if not len(values := values.dropna()):
         return ""
-    low, high, mean = (show(of(values)) for of in (min, max, statistics.mean))
+    low, high, mean = (show(statistic(values)) for statistic in (min, max, statistics.mean))
     return mean if low == high else f"{mean} ({low} to {high})"
 
 

@@ -103,9 +103,9 @@ def _nats(
     for group in tqdm(groups, desc="scoring", disable=hidden):
         batch = reader.batch([part for _, part in group], whole=asked[group[0][0]].whole)
         scores = score_batch(model, batch, precision)
-        each = scored_of(-scores.log_prob.double().cpu(), batch["targets"])
+        nats_by_row = scored_of(-scores.log_prob.double().cpu(), batch["targets"])
         terms = scores.sequence_term.double().cpu().tolist()
-        for (i, _), values, term in zip(group, each, terms, strict=True):
+        for (i, _), values, term in zip(group, nats_by_row, terms, strict=True):
             nats[i].append(values)
             of_texts[i] -= term
             kinds[i] = scores.kind
@@ -213,11 +213,11 @@ def checked_ids(model: LanguageModel, ids: Any) -> Tensor:
             f"ids ({str(ids)[:40]!a}) must be whole numbers (B, T); lm.tokenizer.prompt_ids(text) "
             "makes a row of them, and lm.logits(text) takes the text"
         )
-    tokens, most = tokens.to("cpu", torch.int64), model.config.vocab_size
-    if tokens.min() < 0 or tokens.max() >= most:
+    tokens, vocab_size = tokens.to("cpu", torch.int64), model.config.vocab_size
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(
-            f"ids (from {tokens.min()} to {tokens.max()}) must be at least 0 and below {most}, the "
-            "model's vocabulary; encode texts with lm.tokenizer"
+            f"ids (from {tokens.min()} to {tokens.max()}) must be at least 0 and below "
+            f"{vocab_size}, the model's vocabulary; encode texts with lm.tokenizer"
         )
     model.check_context(tokens.shape[1])
     return tokens

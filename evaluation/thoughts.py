@@ -217,8 +217,8 @@ def _forks(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
         parts = []
         for layer in range(1, streams.shape[1] + 1):
             named = {n: fate[f"{n}_layer{layer}"] for n in ("created", "kept", "deleted")}
-            told = ", ".join(f"{count} {name}" for name, count in named.items() if count)
-            parts.append(f"fork layer {layer}: {told or 'none'}")
+            summary = ", ".join(f"{count} {name}" for name, count in named.items() if count)
+            parts.append(f"fork layer {layer}: {summary or 'none'}")
         parts.append(f"P of the original {values['score_original']:.3g}")
         if not math.isnan(values["score_forks"]):
             parts.append(f"of its forks {values['score_forks']:.3g}")
@@ -280,13 +280,13 @@ def _thoughts(
     model: Any, tokenizer: Tokenizer, recorder: TraceRecorder, batch: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Returns one row per thought after a chunk of the question or answer."""
-    asked, rows = int(batch["query_lengths"][0]), []
+    query_length, rows = int(batch["query_lengths"][0]), []
     for row in recorder.thoughts.rows or ():
         for thought in row.thoughts:
             # an answer follows the prefix, which is not shown
-            given = len(model.config.answer_prefix) if thought.end >= asked else 0
+            given = len(model.config.answer_prefix) if thought.end >= query_length else 0
             text = thought_text(tokenizer, thought.tokens)
-            at = max(thought.end - given, min(thought.end, asked - 1))
+            at = max(thought.end - given, min(thought.end, query_length - 1))
             rows.append({"at": at, "text": text, "length": len(thought.tokens)})
     return [row for row in rows if row["length"]]
 
@@ -307,10 +307,10 @@ def _latent_words(
     rows = []
     for p, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         texts = pieces_alone(tokenizer, ids)
-        told = ", ".join(
+        summary = ", ".join(
             f"{text!r} {probability:.2f}" for text, probability in zip(texts, p, strict=True)
         )
-        rows.append({"at": int(batch["query_lengths"][0]) - 1, "text": texts[0], "note": told})
+        rows.append({"at": int(batch["query_lengths"][0]) - 1, "text": texts[0], "note": summary})
     if rows and model.network.decoder is not None:
         size = model.layout.latents_per_step
         fed = torch.stack(recorder.latest("latents")["states"], dim=1)[0]  # (m, D)

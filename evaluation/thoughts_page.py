@@ -56,20 +56,20 @@ def page(traces: Sequence[TokenTrace]) -> str:
         max(sum(len(row["text"]) + 1 for row in rows) for rows in zip_columns)
         for zip_columns in zip(*(model["columns"] for model in models), strict=True)
     ]
-    lines, room = list[list[int]](), 0
+    lines, used = list[list[int]](), 0
     for column, width in enumerate(widths):
         if not width:
             continue
-        if not lines or room + width > LINE:
-            lines, room = [*lines, []], 0
+        if not lines or used + width > LINE:
+            lines, used = [*lines, []], 0
         lines[-1].append(column)
-        room += width
-    most = max(float(np.nanmax([0.0, *trace.tokens["nats"]])) for trace in traces)
+        used += width
+    max_nats = max(float(np.nanmax([0.0, *trace.tokens["nats"]])) for trace in traces)
     data = [
         {**model, "letter": letter, "loss": MEASURES["nats"], "columns": None}
         for letter, model in zip(LETTERS, models, strict=False)
     ]
-    shown = {"text": text, "models": models, "lines": lines, "data": data, "most": most or 1.0}
+    shown = {"text": text, "models": models, "lines": lines, "data": data, "most": max_nats or 1.0}
     nonce = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]  # no text can know it
     return render("thoughts.html", letters=LETTERS, nonce=nonce, **shown)
 

@@ -189,10 +189,10 @@ def run(settings: Namespace) -> None:
     for data in sets.values():  # all sets, before hours of scoring
         check_fit(outline, data)
         prepare(data, checkpoint)
-    how = {key: settings[key] for key in ("precision", "limit_batches", "device")}
+    options = {key: settings[key] for key in ("precision", "limit_batches", "device")}
     scores = {}
     for name, data in sets.items():
-        scores[name], path = score_checkpoint(checkpoint, data, changes, **how)
+        scores[name], path = score_checkpoint(checkpoint, data, changes, **options)
         if path is not None:
             print(f"{name} was measured before: {path}")
     result = zero_shot_result(scores)

@@ -143,19 +143,20 @@ def build_contestants(
     return contestants
 
 
-def _check_feeds_back(one: Contestant, controls: Sequence[Control]) -> None:
+def _check_feeds_back(contestant: Contestant, controls: Sequence[Control]) -> None:
     """Raises a ValueError if the model feeds no latents back that controls could replace."""
-    with one.ready() as model:
+    with contestant.ready() as model:
         pause = getattr(model.network, "pause_latent", lambda: None)()
         latents = getattr(model, "latents", None)
         if pause is not None and latents != 0:
             return
-        at, cure = "", ""
+        condition, cure = "", ""
         if pause is not None:
-            at, cure = f" with {LATENTS} 0", ", or set --latents to 1 or more"
+            condition, cure = f" with {LATENTS} 0", ", or set --latents to 1 or more"
         elif not getattr(model.config, "think", True):
-            at, cure = " with think false", ", or leave out --set.think"
+            condition, cure = " with think false", ", or leave out --set.think"
         raise ValueError(
-            f"{CONTROL} ({', '.join(controls)}): {type(model).__name__} ({one.checkpoint.path}) "
-            f"feeds no latents back{at}; leave it out of --ckpt{cure}"
+            f"{CONTROL} ({', '.join(controls)}): {type(model).__name__} "
+            f"({contestant.checkpoint.path}) feeds no latents back{condition}; "
+            f"leave it out of --ckpt{cure}"
         )

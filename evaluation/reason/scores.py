@@ -169,9 +169,9 @@ def settings_of(contestants: Sequence[Contestant], key: str) -> Against:
     return key, values
 
 
-def _setting(one: Contestant, key: str) -> float | None:
+def _setting(contestant: Contestant, key: str) -> float | None:
     model: Any
-    with one.ready() as model:
+    with contestant.ready() as model:
         config = model.config
     if key == RECURRENCE:
         if not hasattr(config, "output_layer"):
@@ -183,7 +183,8 @@ def _setting(one: Contestant, key: str) -> float | None:
     value = getattr(config, key)
     if not is_number(value):
         raise ValueError(
-            f"against ({key}) is {value!r} in {one.checkpoint.path}, but an axis needs numbers"
+            f"against ({key}) is {value!r} in {contestant.checkpoint.path}, but an axis needs "
+            "numbers"
         )
     return float(value)
 

@@ -256,7 +256,7 @@ class HarnessModel(LM):
             context,
             options,
             self.reader,
-            most=self.max_gen_toks,
+            max_new_tokens=self.max_gen_toks,
             seed=self.seed,
             example=example,
             attempt=attempt,
@@ -373,10 +373,10 @@ class HarnessModel(LM):
         Attention is quadratic in the length of a row, so the continuations of a part have at most
         as many tokens in total as the longest segment, or 256.
         """
-        most = max(_FREE_TOKENS, max(len(segment.tokens) for _, segment in group))
+        budget = max(_FREE_TOKENS, max(len(segment.tokens) for _, segment in group))
         part: list[_RequestSegment] = []
         for job in sorted(group, key=lambda job: job[1].tokens):
-            if len(part) == self.batch_size or (part and _continued([*part, job]) > most):
+            if len(part) == self.batch_size or (part and _continued([*part, job]) > budget):
                 yield part
                 part = []
             part.append(job)
@@ -434,9 +434,9 @@ class HarnessModel(LM):
             facts.likelihood = scores.kind
             self.usage[total.task].seconds += seconds * read[row] / max(1, sum(read))
 
-    def _bar(self, total: int, what: str, unit: str) -> Any:
+    def _bar(self, total: int, description: str, unit: str) -> Any:
         hidden = True if self._rank else self._hidden
-        return tqdm(total=total, desc=what, unit=unit, disable=hidden)
+        return tqdm(total=total, desc=description, unit=unit, disable=hidden)
 
 
 def _given(job: _RequestSegment) -> tuple[int, ...]:

@@ -46,8 +46,8 @@ def quiet(*, silent: bool = False) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             if silent:
-                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-                stack.enter_context(contextlib.redirect_stderr(nowhere))
+                devnull = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stderr(devnull))
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             yield
     finally:

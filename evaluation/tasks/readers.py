@@ -294,12 +294,12 @@ class SentenceReader(Reader):
         A sentence without scored words is shared by rows that are equal up to its end.
         """
         first: dict[Any, int] = {}
-        owners, most = [], max(len(segment.ends) for segment in segments)
+        owners, max_sentences = [], max(len(segment.ends) for segment in segments)
         for row, segment in enumerate(segments):
             whole = [end for end in segment.ends if end <= segment.given]
             begun = [(segment.tokens[:end], segment.ends[:s]) for s, end in enumerate(whole, 1)]
             shared = [first.setdefault(start, row) for start in begun]
-            owners.append(shared + [row] * (most - len(shared)))
+            owners.append(shared + [row] * (max_sentences - len(shared)))
         return self.batch(segments) | {"owners": owners}
 
     def read_tokens(self, segment: Segment) -> int:
