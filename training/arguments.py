@@ -159,8 +159,8 @@ def _read_config(source: str) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not UTF-8 at byte {error.start}; is it a YAML file?") from error
     except yaml.YAMLError as error:
-        where = " ".join(str(error).replace("<unicode string>", source).split())
-        raise UserError(f"{name} is not YAML: {where}. Correct that line") from error
+        problem = " ".join(str(error).replace("<unicode string>", source).split())
+        raise UserError(f"{name} is not YAML: {problem}. Correct that line") from error
     except RecursionError as error:
         raise UserError(f"{name} is nested too deep to be read; flatten it") from error
     if not isinstance(content, Mapping) and (is_file or not isinstance(content, str)):
@@ -245,12 +245,12 @@ def find_conflicts(typed: Mapping[str, Any], saved: Mapping[str, Any]) -> list[C
     Raises:
         ValueError: If a typed splitter is unknown.
     """
-    ours, theirs = dict(_leaves(typed)), dict(_leaves(saved))
+    new, old = dict(_leaves(typed)), dict(_leaves(saved))
     return [
-        Conflict(key, ours.get(key, ABSENT), theirs.get(key, ABSENT))
-        for key in dict.fromkeys([*ours, *theirs])
+        Conflict(key, new.get(key, ABSENT), old.get(key, ABSENT))
+        for key in dict.fromkeys([*new, *old])
         if _matters(key)
-        and _meaning(key, ours.get(key, ABSENT)) != _meaning(key, theirs.get(key, ABSENT))
+        and _meaning(key, new.get(key, ABSENT)) != _meaning(key, old.get(key, ABSENT))
     ]
 
 
@@ -326,8 +326,8 @@ CURES = {
 }
 
 
-def _from(least: float) -> Callable[[Any], bool]:
-    return lambda value: least <= value < math.inf
+def _from(minimum: float) -> Callable[[Any], bool]:
+    return lambda value: minimum <= value < math.inf
 
 
 def _is_interval(value: Any) -> bool:
