@@ -213,8 +213,8 @@ def _mean(values: pd.Series) -> str:
     values = values.dropna()
     if values.empty:
         return "-"
-    several = f" ({values.min():.5g} to {values.max():.5g})" if len(values) > 1 else ""
-    return f"{values.mean():.5g}{several}"
+    spread = f" ({values.min():.5g} to {values.max():.5g})" if len(values) > 1 else ""
+    return f"{values.mean():.5g}{spread}"
 
 
 def _kind_of(name: str, group: pd.DataFrame) -> str:
