@@ -100,8 +100,8 @@ def requests_of(shape: Shape, lexicon: list[str], questions: int) -> list[Any]:
         power = shortest / shape.start - 1 if shape.start else math.inf
         start = texts[0][: round(shortest * draw.random() ** power)]
         for choice, one in enumerate(texts):
-            pair, about = (context, "".join(start + one[len(start) :])), ("task", question, 1)
-            requests.append(Instance("loglikelihood", {}, pair, choice, metadata=about))
+            pair, labels = (context, "".join(start + one[len(start) :])), ("task", question, 1)
+            requests.append(Instance("loglikelihood", {}, pair, choice, metadata=labels))
     return requests
 
 
