@@ -43,16 +43,16 @@ def host_memory() -> int:
     return min(sizes)
 
 
-def largest(values: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+def largest(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     """Returns the name and value of the size that exceeds its default by the largest factor.
 
     Args:
         values: Values by name, of which only integers count.
-        usual: Defaults by name; sizes without one have ``USUAL``.
+        defaults: Defaults by name; sizes without one have ``USUAL``.
     """
 
     def ratio(key: str) -> float:
-        default = usual.get(key)
+        default = defaults.get(key)
         return values[key] / (default if _is_size(default) and default else USUAL)
 
     sizes = (k for k, value in values.items() if _is_size(value) and not k.endswith("_multiple"))
@@ -171,13 +171,13 @@ def check_batch(data: Any) -> None:
     Raises:
         TooLargeError: If they do not fit. The message names the size to lower.
     """
-    usual = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
-    sizes = {key: getattr(data, key, 0) for key in usual}
+    defaults = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
+    sizes = {key: getattr(data, key, 0) for key in defaults}
     rows = max(sizes["batch_size"], sizes["eval_batch_size"])
     size, memory = rows * sizes["block_size"] * torch.int64.itemsize, host_memory()
     if size > memory:
         raise TooLargeError(
-            f"data.{largest(sizes, usual)} is too large: the token ids of a batch take "
+            f"data.{largest(sizes, defaults)} is too large: the token ids of a batch take "
             f"{as_gib(size)}, and memory is {as_gib(memory)}; lower it"
         )
 
@@ -189,12 +189,12 @@ def _largest_option(config: Mapping[str, Any], cls: Any) -> tuple[str, str]:
         return "model.config.architecture", "lower its sizes, or use a machine with more memory"
     if config.get("backbone") is not None:
         return f"model.config.backbone ({config['backbone']})", "name a smaller one"
-    usual = {field.name: field.default for field in dataclasses.fields(cls)}
-    usual["vocab_size"] = GPT2_VOCABULARY
-    named = largest(config, usual)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    defaults["vocab_size"] = GPT2_VOCABULARY
+    option = largest(config, defaults)
     linked = {"vocab_size": "data.tokenizer, vocab_size", "block_size": "data.block_size"}
-    key = named.partition(" ")[0]
-    return named.replace(key, linked.get(key, f"model.config.{key}"), 1), "lower it"
+    key = option.partition(" ")[0]
+    return option.replace(key, linked.get(key, f"model.config.{key}"), 1), "lower it"
 
 
 def as_gib(size: float) -> str:

@@ -99,9 +99,9 @@ def row_of_text_chunks(h: Tensor, states: int, tokens: int) -> list[TokenChunk]:
 
 def logits(h: Tensor, weight: Tensor) -> Tensor:
     """Returns ``h weight^T`` (n, V) in float32 or better, multiplied in the dtype of ``h``."""
-    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
+    acc_dtype = torch.float64 if h.dtype == torch.float64 else torch.float32
     with torch.autocast(h.device.type, enabled=False):
-        return (h @ weight.t()).to(wide)
+        return (h @ weight.t()).to(acc_dtype)
 
 
 # ---- losses
@@ -219,13 +219,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Returns the loss () and the loss of each row (N,), and saves the gradients."""
         need_h, need_weight = ctx.needs_input_grad[:2]
-        wide = torch.promote_types(weight.dtype, torch.float32)
+        acc_dtype = torch.promote_types(weight.dtype, torch.float32)
         states, matrix = h.to(dtype), weight.to(dtype)
         grad_h = torch.empty_like(h) if need_h else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
+        grad_weight = torch.zeros_like(weight, dtype=acc_dtype) if need_weight else None
         grad_scores = None if log_scores is None else torch.empty_like(log_scores)
-        total = torch.zeros((), dtype=wide, device=h.device)
-        nll = torch.zeros(len(h), dtype=wide, device=h.device)
+        total = torch.zeros((), dtype=acc_dtype, device=h.device)
+        nll = torch.zeros(len(h), dtype=acc_dtype, device=h.device)
         for rows, first, count in chunks:
             # (n, V), (n, 1), (n,)
             exponentials, mass, losses = _softmax(logits(states[rows], matrix), targets[rows])
@@ -260,8 +260,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_h, grad_weight, grad_scores = ctx.saved_tensors
         grad = grad_outputs[0]
         if grad_h is not None:
-            wide = torch.promote_types(grad_h.dtype, torch.float32)
-            grad_h = (grad_h.to(wide) * grad).to(grad_h.dtype)
+            acc_dtype = torch.promote_types(grad_h.dtype, torch.float32)
+            grad_h = (grad_h.to(acc_dtype) * grad).to(grad_h.dtype)
         if grad_weight is not None:
             grad_weight = (grad_weight * grad).to(ctx.weight_dtype)
         if grad_scores is not None:
@@ -356,9 +356,9 @@ def token_scores(
         count: Number of targets, if the host knows it. By default the device counts them, with a
             synchronisation.
     """
-    flat, wanted, dtype = h.reshape(-1, h.shape[-1]), targets.reshape(-1), product_dtype(h)
-    scored = _scored_positions(wanted, count)  # (n,), indices in flat targets
-    states, matrix, index = flat[scored].to(dtype), weight.to(dtype), wanted[scored]
+    flat, flat_targets, dtype = h.reshape(-1, h.shape[-1]), targets.reshape(-1), product_dtype(h)
+    scored = _scored_positions(flat_targets, count)  # (n,), indices in flat targets
+    states, matrix, index = flat[scored].to(dtype), weight.to(dtype), flat_targets[scored]
     result = h.new_empty(len(scored), dtype=torch.promote_types(dtype, torch.float32))
     is_greedy = None if vocab_size is None else torch.empty_like(index, dtype=torch.bool)
     for rows in row_chunks(len(scored), weight.device):

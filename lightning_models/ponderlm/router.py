@@ -52,8 +52,8 @@ class Router(nn.Linear):
         Outside of training it is shifted by ``alpha``, and skipped steps have no share.
         """
         with torch.autocast(h.device.type, enabled=False):
-            wide = torch.promote_types(self.weight.dtype, torch.float32)
-            logits = F.linear(h.to(wide), self.weight.to(wide), self.bias.to(wide))
+            acc_dtype = torch.promote_types(self.weight.dtype, torch.float32)
+            logits = F.linear(h.to(acc_dtype), self.weight.to(acc_dtype), self.bias.to(acc_dtype))
         if not self.training and self.config.alpha:
             logits = logits + self.config.alpha * self._shape(logits)
         log_steps, log_tail = step_distribution(logits)  # both (..., K+1)

@@ -75,13 +75,13 @@ class ReasoningLM(LanguageModel):
             wording: Token ids by field name.
         """
         current = {key: tuple(getattr(self.config, key)) for key in WORDING}
-        given = {key: tuple(wording[key]) for key in WORDING}
-        missing: dict[str, Any] = {key: ids for key, ids in given.items() if not current[key]}
+        fields = {key: tuple(wording[key]) for key in WORDING}
+        missing: dict[str, Any] = {key: ids for key, ids in fields.items() if not current[key]}
         self.config = dataclasses.replace(self.config, **missing)
         for key, ids in current.items():
-            if ids and ids != given[key]:
+            if ids and ids != fields[key]:
                 rank_zero_warn(
-                    f"the data's {key} is {given[key]}, the model's is {ids}: it keeps its own"
+                    f"the data's {key} is {fields[key]}, the model's is {ids}: it keeps its own"
                 )
 
     def recipe(self) -> dict[str, Any]:

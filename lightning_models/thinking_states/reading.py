@@ -414,13 +414,13 @@ def _joined(parts: list[tuple[Tensor, Any]]) -> Any:
     if len(parts) == 1:
         return parts[0][1]
     order = torch.cat([rows for rows, _ in parts]).argsort()  # inverse of the order of leaving
-    whole = parts[0][1]
-    for index, layer in enumerate(whole.layers):
+    first = parts[0][1]
+    for index, layer in enumerate(first.layers):
         if layer.is_initialized:
             layers = [cache.layers[index] for _, cache in parts]
             layer.keys = torch.cat([part.keys for part in layers])[order]
             layer.values = torch.cat([part.values for part in layers])[order]
-    return whole
+    return first
 
 
 # ---- decoding of answers after queries that have been read

@@ -76,19 +76,19 @@ class HubFamily:
         hub_weights: dict[str, Tensor] = {}
         for name, parts in self._names(config):
             for part in ("weight", "bias"):
-                wanted = [f"{source}.{part}" for source in parts if f"{source}.{part}" in shapes]
-                if not wanted:
+                hub_keys = [f"{source}.{part}" for source in parts if f"{source}.{part}" in shapes]
+                if not hub_keys:
                     continue
                 tensor = weights.get(f"{name}.{part}")
                 if tensor is None:
                     reference = weights["embedding.weight"]
-                    hub_weights |= {key: reference.new_zeros(shapes[key].shape) for key in wanted}
+                    hub_weights |= {key: reference.new_zeros(shapes[key].shape) for key in hub_keys}
                     continue
                 if self.qkv_by_head and name.endswith(".qkv"):
                     tensor = _swap(tensor, 3, config.num_heads)
                 tensor = self._turn(name, tensor)
-                rows = [shapes[key].shape[0] for key in wanted]
-                hub_weights |= dict(zip(wanted, tensor.split(rows), strict=True))
+                rows = [shapes[key].shape[0] for key in hub_keys]
+                hub_weights |= dict(zip(hub_keys, tensor.split(rows), strict=True))
         embedding = f"{self.modules['embedding']}.weight"
         # Models of the hub do not scale their embeddings, so the factor goes into the weights.
         hub_weights[embedding] = hub_weights[embedding] * embedding_scale(config)

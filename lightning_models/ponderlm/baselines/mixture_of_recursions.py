@@ -231,9 +231,11 @@ class MoRNetwork(RepeatedNetwork):
         """Returns router logits (B, T) for the stream (B, T, D), in float32 or better."""
         router = self.routers[recursion]
         assert isinstance(router, nn.Linear)
-        wide = torch.promote_types(x.dtype, torch.float32)
+        acc_dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            logit = F.linear(x.to(wide), router.weight.to(wide), router.bias.to(wide))
+            logit = F.linear(
+                x.to(acc_dtype), router.weight.to(acc_dtype), router.bias.to(acc_dtype)
+            )
         return logit[..., 0]
 
     def recurse(

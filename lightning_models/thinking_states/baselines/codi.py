@@ -173,8 +173,8 @@ def distil(student: Tensor, teacher: Tensor, has_target: Tensor, config: CodiCon
         has_target: Mask of the rows that are questions (B,) bool.
         config: Configuration with the distance and the standard deviation to use.
     """
-    wide = torch.promote_types(student.dtype, torch.float32)
-    student, teacher = student.to(wide), teacher.detach().to(wide)
+    acc_dtype = torch.promote_types(student.dtype, torch.float32)
+    student, teacher = student.to(acc_dtype), teacher.detach().to(acc_dtype)
     if config.distillation_std == "row":
         scale = teacher.std(dim=2, keepdim=True)  # (L + 1, B, 1)
     else:

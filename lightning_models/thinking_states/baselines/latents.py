@@ -70,10 +70,10 @@ def refuse_idle(config: ReasoningConfig, pairs: Mapping[str, tuple[str, ...]]) -
     defaults = {field.name: field.default for field in fields(config)}
     for base, keys in pairs.items():
         for key in keys:
-            value, given = getattr(config, key), getattr(config, base)
-            if not given and value != defaults[key]:
+            value, switch = getattr(config, key), getattr(config, base)
+            if not switch and value != defaults[key]:
                 raise ValueError(
-                    f"{key} ({value}) does nothing with {base} ({given}); set {base}, or leave "
+                    f"{key} ({value}) does nothing with {base} ({switch}); set {base}, or leave "
                     f"{key} at {defaults[key]}"
                 )
 
@@ -225,11 +225,11 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
     group = torch.arange(num_groups, device=sizes.device)[:, None]  # (G, 1)
     in_group = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
     # each group is a separate row, in which the steps of other groups are empty
-    chosen = {
+    batch_of_groups = {
         "steps": steps_of_rows.repeat_interleave(num_groups, dim=0),  # (B G, R, Z)
         "step_lengths": (sizes[:, None] * in_group).flatten(0, 1),  # (B G, R)
     }
-    chain = chain_of(chosen, separator)
+    chain = chain_of(batch_of_groups, separator)
     has_text = (chain[1] > 0).long()  # (B G,)
     text = shortened(chain, has_text * len(separator), "left")  # without the first separator
     line = join(text, (eos.repeat_interleave(num_groups, dim=0), has_text))
@@ -419,8 +419,8 @@ class LatentTextLM(TextLM):
     @property
     def latents(self) -> int:
         """Number of latents of a question outside training."""
-        given = self.config.eval_latents
-        return self.trained_latents if given is None else given
+        num_latents = self.config.eval_latents
+        return self.trained_latents if num_latents is None else num_latents
 
     def reads_per_latent(self, latents: float) -> float:
         """Returns the number of times that the backbone reads each of ``latents`` latents."""
@@ -455,16 +455,16 @@ class LatentTextLM(TextLM):
         tokens, lengths = step_texts(batch, *replaced, layout.step_separator)
         spoken = lengths > 0  # (B, G)
         row, group = spoken.nonzero(as_tuple=True)  # (N,)
-        wide = torch.promote_types(hidden.last.dtype, torch.float32)
+        acc_dtype = torch.promote_types(hidden.last.dtype, torch.float32)
         if len(row):
             assert hidden.latents is not None
             latents = hidden.latents.unflatten(1, (-1, layout.latents_per_step))[row, group]
             tokens, lengths = tokens[row, group], lengths[row, group]  # (N, W), (N,)
-            share = 1.0 / spoken.sum(dim=1)[row].to(wide)  # (N,)
+            share = 1.0 / spoken.sum(dim=1)[row].to(acc_dtype)  # (N,)
         else:  # an empty text, as each backward pass must reach the decoder
             latents = hidden.last.new_zeros(1, layout.latents_per_step, hidden.last.shape[-1])
             tokens, lengths = rows.tokens.new_zeros(1, 2), rows.tokens.new_zeros(1)
-            share = latents.new_ones(1, dtype=wide)
+            share = latents.new_ones(1, dtype=acc_dtype)
         targets = tokens.masked_fill(~within(lengths, tokens.shape[1]), -100)
         if config.step_loss == "token_mean":
             share = share / lengths.clamp(min=1)
