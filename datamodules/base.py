@@ -36,15 +36,15 @@ from lightning_models.recipe import build, public_path, trust
 
 def range_problems(minimum: int, maximum: float = math.inf, /, **values: int | None) -> list[str]:
     """Returns a clause for each value outside [`minimum`, `maximum`]; None is always in range."""
-    given = {key: value for key, value in values.items() if value is not None}
+    present = {key: value for key, value in values.items() if value is not None}
     too_low = [
         f"{key}={value} must be at least {minimum}"
-        for key, value in given.items()
+        for key, value in present.items()
         if value < minimum
     ]
     too_high = [
         f"{key}={value} must be at most {maximum}"
-        for key, value in given.items()
+        for key, value in present.items()
         if value > maximum
     ]
     return too_low + too_high
@@ -53,8 +53,8 @@ def range_problems(minimum: int, maximum: float = math.inf, /, **values: int | N
 def choice_problems(choices: Sequence[str], **values: str) -> list[str]:
     """Returns a clause for every argument that is not one of the choices."""
     wrong = {key: value for key, value in values.items() if value not in choices}
-    named = " or ".join(map(repr, choices))
-    return [f"{key}={value!r} must be {named}" for key, value in wrong.items()]
+    options = " or ".join(map(repr, choices))
+    return [f"{key}={value!r} must be {options}" for key, value in wrong.items()]
 
 
 def raise_problems(problems: Sequence[str]) -> None:

@@ -211,8 +211,8 @@ def files_of_splits(
     files: dict[Split, list[Path]] = {}
     seen: dict[Path, str] = {}
     for split in SPLITS:
-        named = patterns[split]
-        files[split] = [] if named is None else expand(named)
+        paths = patterns[split]
+        files[split] = [] if paths is None else expand(paths)
         for path in files[split]:
             check(path)
             other = seen.setdefault(path.resolve(), FILE_KEYS[split])

@@ -87,9 +87,9 @@ def _fraction(match: re.Match[str]) -> str:
     return f" {ratio}" if match.string[match.start() - 1 : match.start()].isdigit() else ratio
 
 
-def _value(written: str) -> str:
+def _value(spelling: str) -> str:
     """Returns the value of a match; dates and divisions by zero stay unchanged."""
-    text = _IGNORED.sub("", written)
+    text = _IGNORED.sub("", spelling)
     start = next(index for index, character in enumerate(text) if character in ".0123456789")
     whole, _, ratio = text[start:].rpartition(" ")
     try:

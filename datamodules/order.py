@@ -250,11 +250,11 @@ class RowOrder:
         if self._order == "random":
             return (draws(rows, seed=self._seed) % np.uint64(self._count)).astype(np.int64)
         epochs, offsets = np.divmod(rows, len(self))
-        out = np.empty_like(rows)
+        result = np.empty_like(rows)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
-            out[in_epoch] = self._permutation(int(epoch))[offsets[in_epoch]]
-        return out
+            result[in_epoch] = self._permutation(int(epoch))[offsets[in_epoch]]
+        return result
 
     def sequence_ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns a unique id for each row (B,); in evaluation, the example's index."""

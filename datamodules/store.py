@@ -131,15 +131,15 @@ class BlockChecksums:
         return "".join(f"{value:08x}" for value in self._sums)
 
 
-def all_checksums(folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
+def all_checksums(folder: Path, computed: Mapping[str, str]) -> dict[str, Any]:
     """Returns the checksums for meta.json of the files in an unfinished store.
 
     Args:
         folder: Folder with all files of the store but meta.json.
-        known: Hex digits of files whose checksums were computed during writing; other files are
+        computed: Hex digits of files whose checksums were computed during writing; other files are
             read.
     """
-    sums = dict(known)
+    sums = dict(computed)
     for path in folder.iterdir():
         if path.name in sums or not path.is_file():
             continue
@@ -512,12 +512,12 @@ class TokenStream:
         parts, firsts = self._ends
         if len(parts) == 1:
             return np.asarray(parts[0][documents])
-        out = np.empty(np.shape(documents), dtype=np.int64)
+        result = np.empty(np.shape(documents), dtype=np.int64)
         shard = np.searchsorted(firsts, documents, side="right") - 1
         for s in np.unique(shard):
             in_shard = shard == s
-            out[in_shard] = parts[s][documents[in_shard] - firsts[s]] + self._bases[s]
-        return out
+            result[in_shard] = parts[s][documents[in_shard] - firsts[s]] + self._bases[s]
+        return result
 
     def starts(self, documents: np.ndarray) -> np.ndarray:
         """Returns the starts of documents (indices of any shape) in the stream, int64."""
@@ -561,11 +561,11 @@ class TokenStream:
         if len(parts) == 1:
             return parts[0][positions].astype(np.int64)
         shard = np.searchsorted(self._bases, positions, side="right") - 1
-        out = np.empty(positions.shape, dtype=np.int64)
+        result = np.empty(positions.shape, dtype=np.int64)
         for s in np.unique(shard):
             in_shard = shard == s
-            out[in_shard] = parts[s][positions[in_shard] - self._bases[s]]
-        return out
+            result[in_shard] = parts[s][positions[in_shard] - self._bases[s]]
+        return result
 
 
 _EMPTY = np.empty(0, dtype=np.int64)

@@ -180,11 +180,11 @@ class PackedWindows(WindowOrder):
     def positions(self, indices: np.ndarray) -> np.ndarray:
         """Returns the positions of rows, (B, T+1); row n is row n % len of epoch n // len."""
         epochs, indices = np.divmod(indices, self._rows)
-        out = np.empty((len(indices), self.block_size + 1), dtype=np.int64)
+        result = np.empty((len(indices), self.block_size + 1), dtype=np.int64)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
-            out[in_epoch] = self._cut_epoch(int(epoch), indices[in_epoch] * self.block_size - 1)
-        return out
+            result[in_epoch] = self._cut_epoch(int(epoch), indices[in_epoch] * self.block_size - 1)
+        return result
 
     def _cut_epoch(self, epoch: int, starts: np.ndarray) -> np.ndarray:
         """Returns the stream positions of rows that start at `starts` in an epoch's order."""

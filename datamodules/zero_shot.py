@@ -230,8 +230,8 @@ class ZeroShotText(TextDataModule):
             origin: dict[str, Any] = {"files": [identify(path) for path in self.files]}
         else:
             location = {"repository": self._set.repository, "files": self._set.files}
-            asked = {} if self._revision is None else {"revision": self._revision}
-            origin = {"hub": {**location, **asked}}
+            revision = {} if self._revision is None else {"revision": self._revision}
+            origin = {"hub": {**location, **revision}}
         return {
             "corpus": type(self).__name__,
             "set": self._set_name,

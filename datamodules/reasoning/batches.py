@@ -119,18 +119,18 @@ class ReasoningSource(RowSource):
 
 
 def reasoning_batch(
-    examples: Examples, which: np.ndarray, rows: np.ndarray, *, eos_id: int, start_id: int
+    examples: Examples, example_ids: np.ndarray, rows: np.ndarray, *, eos_id: int, start_id: int
 ) -> Batch:
     """Returns the batch dict of examples; see the module's docstring for its keys.
 
     Args:
         examples: Examples of one split, at least one.
-        which: Index of each row's example (B,), or -1 for none.
+        example_ids: Index of each row's example (B,), or -1 for none.
         rows: Index of each row (B,), its ``sequence_id``.
         eos_id: Token after answers and in padding.
         start_id: Token before queries, BOS or EOS.
     """
-    real, indices = which >= 0, which.clip(min=0)
+    real, indices = example_ids >= 0, example_ids.clip(min=0)
     query, query_lengths = _queries(examples, indices, real, eos_id, start_id)
     starts, lengths = examples.answers(indices)
     lengths = np.where(real, lengths + 1, 0)  # plus the EOS stored after it

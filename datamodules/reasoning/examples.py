@@ -217,7 +217,7 @@ def encode_examples(
 
 
 def _encode_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> list[EncodedExample]:
-    segments = [(one.query, *one.steps, one.answer) for one in examples]
+    segments = [(item.query, *item.steps, item.answer) for item in examples]
     clean = [[as_utf8(text) for text in texts] for texts in segments]
     queries = tokenizer.encode_measured([texts[0][0] for texts in clean])
     rest = iter(tokenizer.measure_continuations([t for texts in clean for t, _ in texts[1:]]))

@@ -61,10 +61,10 @@ class FileSplits:
         self._patterns, self._check = patterns, check
         self._fractions: dict[Split, float] = {"val": val_fraction, "test": test_fraction}
         self.has_files = patterns["train"] is not None
-        named = [FILE_KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
-        if named and not self.has_files:
+        keys = [FILE_KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
+        if keys and not self.has_files:
             raise ValueError(
-                f"{' and '.join(named)} name files, but data_files is null. Set data.data_files "
+                f"{' and '.join(keys)} name files, but data_files is null. Set data.data_files "
                 "too: either all splits come from files or none does."
             )
         named_splits = {split for split in SPLITS if patterns[split] is not None}

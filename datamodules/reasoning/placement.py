@@ -120,9 +120,9 @@ class NumberMention:
     stated: bool = True
 
 
-def number(written: str) -> Fraction:
+def number(digits: str) -> Fraction:
     """Returns the exact value of digits, as in "1,200.50" and ".5"."""
-    return Fraction(written.replace(",", ""))
+    return Fraction(digits.replace(",", ""))
 
 
 def mentions_of(text: str) -> list[NumberMention]:

@@ -214,13 +214,13 @@ def assignments(
     return Example.from_marked(text, steps, final, operations)
 
 
-def _numbers(**given: Sequence[int]) -> Sequence[int]:
+def _numbers(**ranges: Sequence[int]) -> Sequence[int]:
     """Expands two numbers into the range between them; other lists are returned unchanged.
 
     Raises:
         ValueError: If the list is empty, a number is below 1, or the second of two is smaller.
     """
-    ((key, value),) = given.items()
+    ((key, value),) = ranges.items()
     operations = list(value)
     falling = len(operations) == 2 and operations[0] > operations[1]
     if falling or min(operations, default=0) < 1:

@@ -293,12 +293,12 @@ def read_chains(path: Path) -> Iterator[Chain]:
         raise ValueError(f"{path} has no questions. Remove it from the files, or fill it.")
 
 
-def _format(path: Path, there: Iterable[str]) -> _Columns:
+def _format(path: Path, header: Iterable[str]) -> _Columns:
     """Returns the columns of a file's format."""
     needed = []
     for columns in (_PROMPTS, _TEMPLATES):
         needed.append([name for field in _NEEDED for name in columns[field]])
-        if set(there).issuperset(needed[-1]):
+        if set(header).issuperset(needed[-1]):
             return columns
     raise ValueError(
         f"{path}: the columns match neither format: {', '.join(needed[0])} (TwoHopFact), or "
@@ -337,10 +337,10 @@ def _filled(template: str, subject: str, where: str) -> str:
     return before + subject + (after or " is")
 
 
-def _aliases(written: str | None) -> tuple[str, ...]:
+def _aliases(cell: str | None) -> tuple[str, ...]:
     """Returns the names in an arbitrarily nested Python literal; none if it is invalid."""
     try:
-        return tuple(dict.fromkeys(_texts(ast.literal_eval(written or "()"))))
+        return tuple(dict.fromkeys(_texts(ast.literal_eval(cell or "()"))))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return ()
 

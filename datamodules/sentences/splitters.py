@@ -62,17 +62,17 @@ class Splitter(ABC):
 
 def tidy(text: str, ends: Sequence[int]) -> np.ndarray:
     """Moves trailing white space of each sentence into the next one."""
-    kept = [0]
+    starts = [0]
     for end in ends:
         stripped = end
-        while stripped > kept[-1] and text[stripped - 1].isspace():
+        while stripped > starts[-1] and text[stripped - 1].isspace():
             stripped -= 1
-        if stripped > kept[-1]:
-            kept.append(stripped)
-    if len(kept) == 1 or text[kept[-1] :].strip():
-        kept.append(len(text))
-    kept[-1] = len(text)
-    return np.array(kept[1:] if text else [], dtype=np.int64)
+        if stripped > starts[-1]:
+            starts.append(stripped)
+    if len(starts) == 1 or text[starts[-1] :].strip():
+        starts.append(len(text))
+    starts[-1] = len(text)
+    return np.array(starts[1:] if text else [], dtype=np.int64)
 
 
 # ---- by rules, or every N tokens
