@@ -281,8 +281,8 @@ def _system_error(error: BaseException | None) -> OSError | None:
 
 
 def _not_written(target: Path, reason: OSError) -> str:
-    before = "the previous one is intact" if target.exists() else "there is no previous one"
+    state = "the previous one is intact" if target.exists() else "there is no previous one"
     return (
-        f"cannot write the checkpoint {target} ({reason.strerror or reason}); {before}. Make room, "
+        f"cannot write the checkpoint {target} ({reason.strerror or reason}); {state}. Make room, "
         "or choose another folder with trainer.default_root_dir, and resume with --ckpt_path last"
     )

@@ -159,8 +159,8 @@ def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     default = [folder.parent] if folder.name == "checkpoints" else []
     if saved.run_id is None:
         return next(iter(default), None)
-    named = [] if saved.log_folder is None else [(root / saved.log_folder).resolve()]
-    return next((path for path in named + default if any(_records(path, saved.run_id))), None)
+    recorded = [] if saved.log_folder is None else [(root / saved.log_folder).resolve()]
+    return next((path for path in recorded + default if any(_records(path, saved.run_id))), None)
 
 
 def loggers_of(saved: Checkpoint, root: Path) -> Any:

@@ -263,14 +263,14 @@ class SaveCheckpoints(ModelCheckpoint):
         self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]
     ) -> None:
         """Writes ``last.ckpt``, under another name only if that file is another run's."""
-        before = self.last_model_path
+        previous = self.last_model_path
         last = self.format_checkpoint_name(monitor_candidates, self.CHECKPOINT_NAME_LAST)
-        if before != last and self._may_replace(trainer, Path(last)):
+        if previous != last and self._may_replace(trainer, Path(last)):
             self.last_model_path = last
         try:
             super()._save_last_checkpoint(trainer, monitor_candidates)
         except NonFiniteError:
-            self.last_model_path = before
+            self.last_model_path = previous
             raise
 
     def _may_replace(self, trainer: L.Trainer, path: Path) -> bool:

@@ -447,12 +447,12 @@ def fork_report(findings: Findings, tokenizer: Any, shown_rows: int) -> Analysis
     measures, tokens = measures_by_layer(findings["layers"]), with_rows(findings["tokens"])
     means = windows(tokens)
     fits = fits_of(means)
-    shown = _shown(tokens, tokenizer, shown_rows)
+    shown_tokens = _shown(tokens, tokenizer, shown_rows)
     return AnalysisReport(
         scalars=_scalars(measures, means, fits),
         tables={
             "windows": means,
-            "tokens": shown,
+            "tokens": shown_tokens,
             "layers": measures,
             "streams": streams(tokens),
         },
@@ -473,10 +473,10 @@ def _scalars(
 
 
 def _shown(tokens: pd.DataFrame, tokenizer: Any, rows: int) -> pd.DataFrame:
-    shown = tokens[tokens["row"] < (0 if tokenizer is None else rows)].copy()
-    texts = [text for _, row in shown.groupby("row") for text in pieces(tokenizer, row["id"])]
-    shown.insert(3, "text", texts)
-    return shown
+    table = tokens[tokens["row"] < (0 if tokenizer is None else rows)].copy()
+    texts = [text for _, row in table.groupby("row") for text in pieces(tokenizer, row["id"])]
+    table.insert(3, "text", texts)
+    return table
 
 
 # ---- figures of the tables
@@ -556,36 +556,36 @@ def layers_figure(tables: Tables) -> Any:
     figure, parts = panels(14 if attention else 11, 3.6, 4 if attention else 3)
     shares = tables["streams"].pivot(index="streams", columns="layer", values="share").fillna(0)
     colors = zip(shares, shades(len(shares.columns)), strict=True)
-    named = {layer: (f"fork layer {layer}", color) for layer, color in colors}
-    if named:  # empty if rows contain only padding
-        draw_bars(parts[0], shares.reset_index(), "streams", named)
+    forks = {layer: (f"fork layer {layer}", color) for layer, color in colors}
+    if forks:  # empty if rows contain only padding
+        draw_bars(parts[0], shares.reset_index(), "streams", forks)
     parts[0].set_title("share of tokens", fontsize=10)
     finish(parts[0], "streams of a token", whole=True)
-    fate = {
+    fates = {
         "created": ("created", GREEN),
         "kept": ("older, kept", BLUE),
         "deleted": ("older, deleted", ORANGE),
     }
-    draw_bars(parts[1], measures, "layer", fate)
+    draw_bars(parts[1], measures, "layer", fates)
     parts[1].set_title("forks per token", fontsize=10)
     parts[1].margins(y=0.4)  # room for the legend
     finish(parts[1], "fork layer", whole=True, loc="upper left")
     scores = {"score_originals": ("originals", GREY), "score_forks": ("forks", BLUE)}
     _log_points(parts[2], measures, scores, "mean score P")
     if attention:
-        shown = {
+        columns = {
             "attention_self": ("to itself", GREY),
             "attention_own_forks": ("to own forks", BLUE),
             "attention_others": ("to other tokens", ORANGE),
         }
-        _log_points(parts[3], measures, shown, "attention of forked originals, per key")
+        _log_points(parts[3], measures, columns, "attention of forked originals, per key")
     return figure
 
 
-def _log_points(ax: Any, measures: pd.DataFrame, shown: Shown, title: str) -> None:
+def _log_points(ax: Any, measures: pd.DataFrame, columns: Shown, title: str) -> None:
     """Draws each measure on a logarithmic scale, as scores and attention span many decades."""
-    values = measures[list(shown)].where(lambda table: table > 0)
-    for name, (label, color) in shown.items():
+    values = measures[list(columns)].where(lambda table: table > 0)
+    for name, (label, color) in columns.items():
         ax.plot(measures["layer"], values[name], "o-", color=color, label=label)
     ax.set_yscale("log")
     if values.notna().any(axis=None):

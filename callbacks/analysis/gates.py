@@ -590,13 +590,13 @@ def shares_figure(tables: Tables) -> Any:
     """Draws the gradient share of each component over training, with its mean (Fig. 8)."""
     by_component = tables["gradient_share"]
     figure, (over,) = panels(6.4, 4.0, 1)
-    shown = {
+    columns = {
         name: (f"{label}, mean {by_component[name].mean():.0%}", color)
         for name, (label, color) in SHOWN_COMPONENTS.items()
         if by_component[name].any()
     }
     clock, label = _clock(by_component)
-    draw_lines(over, by_component, clock, shown, _style(by_component))
+    draw_lines(over, by_component, clock, columns, _style(by_component))
     over.set_ylim(0, 1)
     finish(over, label, "share of the gradient")
     return figure

@@ -161,8 +161,8 @@ class RecallAnalysis(Analysis):
     def _levels(self, tokenizer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any]]:
         """Yields the level of each question in a batch of windows, and the slots of its answer."""
         tokens, targets = batch["tokens"].cpu().numpy(), batch["targets"].cpu().numpy()  # (B, T)
-        for row, known in enumerate(targets >= 0):
-            length = int(known.nonzero()[0].max(initial=-1)) + 1  # padding has no target
+        for row, is_target in enumerate(targets >= 0):
+            length = int(is_target.nonzero()[0].max(initial=-1)) + 1  # padding has no target
             if not length:
                 continue
             # slot t predicts token t + 1, and the last one its target
@@ -170,7 +170,7 @@ class RecallAnalysis(Analysis):
             texts = _texts(tokenizer, ids, begins=False)
             for match in self._pattern.finditer("".join(texts)):
                 slots = _covering(texts, *match.span("answer")) - 1
-                if (slots >= 0).all() and known[slots].all():
+                if (slots >= 0).all() and is_target[slots].all():
                     level = match["level"]
                     yield int(level) if level.isdecimal() else len(level), (row, slots)
 

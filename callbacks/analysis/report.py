@@ -59,8 +59,8 @@ class AnalysisReport:
         if self.scalars:
             scalars = pd.Series(self.finite, dtype=np.float64)
             tables = {"scalars": scalars.rename_axis("name").reset_index(name="value"), **tables}
-        written = {f"{name}.csv": as_csv(table) for name, table in tables.items() if len(table)}
-        return {**written, **self.texts}
+        files = {f"{name}.csv": as_csv(table) for name, table in tables.items() if len(table)}
+        return {**files, **self.texts}
 
     def write(self, folder: Path, prefix: str, drawn: Mapping[str, Any]) -> None:
         """Writes all files as ``<folder>/<prefix><name>``, each atomically.
@@ -162,17 +162,17 @@ def panels(
     return figure, axes
 
 
-def draw_lines(ax: Any, table: pd.DataFrame, x: str, shown: Shown, style: str = "o-") -> None:
+def draw_lines(ax: Any, table: pd.DataFrame, x: str, columns: Shown, style: str = "o-") -> None:
     """Draws columns of a table as lines over its column ``x``."""
-    for name, (label, color) in shown.items():
+    for name, (label, color) in columns.items():
         ax.plot(table[x], table[name], style, color=color, label=label)
 
 
-def draw_bars(ax: Any, table: pd.DataFrame, x: str, shown: Shown) -> None:
+def draw_bars(ax: Any, table: pd.DataFrame, x: str, columns: Shown) -> None:
     """Draws columns of a table as groups of bars over its column ``x``; nan has height 0."""
-    width = 0.8 / len(shown)
-    for i, (name, (label, color)) in enumerate(shown.items()):
-        center = table[x] + width * (i - (len(shown) - 1) / 2)
+    width = 0.8 / len(columns)
+    for i, (name, (label, color)) in enumerate(columns.items()):
+        center = table[x] + width * (i - (len(columns) - 1) / 2)
         ax.bar(center, table[name].fillna(0), 0.94 * width, color=color, label=label)
 
 

@@ -188,10 +188,10 @@ class StepAllocation(Analysis):
         """Returns the texts of the named tokens, followed by the most frequent ones, by id."""
         texts = self.tokens if tokenizer is not None else ()
         encoded = [(tokenizer.encode(text), text) for text in texts]
-        named = {int(ids[0]): text for ids, text in encoded if len(ids) == 1}
+        token_texts = {int(ids[0]): text for ids, text in encoded if len(ids) == 1}
         seen = texts_by_id(findings)
-        return named | {
-            i: seen.get(i, "") for i in frequent(findings, self.top_tokens) if i not in named
+        return token_texts | {
+            i: seen.get(i, "") for i in frequent(findings, self.top_tokens) if i not in token_texts
         }
 
 
@@ -262,7 +262,7 @@ def _collect_texts(
     ids, has_target = batch["tokens"].cpu().numpy(), targets_of(batch)
     positions = np.zeros(ids.shape, dtype=np.int8)
     special = set(getattr(tokenizer, "special_ids", ()))
-    seen = texts_by_id(findings)
+    known_texts = texts_by_id(findings)
     new: dict[int, str] = {}
     for row, real in enumerate(real_tokens(batch)):
         row_ids = ids[row, real].tolist()
@@ -274,7 +274,7 @@ def _collect_texts(
             new.setdefault(i, PART if before == PART else text)
         if real.any() and "shown" not in findings:
             findings.add("shown", _shown_row(row, real, has_target[row], ids, texts, recorder))
-    unseen = {i: text for i, text in new.items() if i not in seen}
+    unseen = {i: text for i, text in new.items() if i not in known_texts}
     findings.add("texts", {"id": list(unseen), "text": list(unseen.values())})
     return positions
 
@@ -520,8 +520,8 @@ def steps_figure(tables: Tables) -> Any:
     table = tables["steps"]
     figure, (shares, losses) = panels(9, 3.6, 2, sharex=True)  # bars without tokens have no loss
     draw_bars(shares, table, "steps", {"share": (None, BLUE)})
-    shown = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
-    draw_lines(losses, table, "steps", shown)
+    columns = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
+    draw_lines(losses, table, "steps", columns)
     finish(shares, "executed additional steps", "share of tokens", whole=True)
     finish(losses, "executed additional steps", "nats per token", whole=True)
     return figure
@@ -529,19 +529,19 @@ def steps_figure(tables: Tables) -> Any:
 
 def text_figure(tables: Tables) -> Any:
     """Draws executed and expected steps of each token of a text, and its losses."""
-    shown, max_steps = tables["tokens"].iloc[:TEXT_TOKENS], tables["steps"]["steps"].max()
-    figure, (ax, losses) = panels(2 + 0.22 * len(shown), 4.6, 1, 2, sharex=True)
-    ax.bar(shown["place"], shown["executed"], 0.8, color=BLUE, label="executed")
-    tails = shown.filter(regex=r"^w_[1-9]\d*$")
+    tokens, max_steps = tables["tokens"].iloc[:TEXT_TOKENS], tables["steps"]["steps"].max()
+    figure, (ax, losses) = panels(2 + 0.22 * len(tokens), 4.6, 1, 2, sharex=True)
+    ax.bar(tokens["place"], tokens["executed"], 0.8, color=BLUE, label="executed")
+    tails = tokens.filter(regex=r"^w_[1-9]\d*$")
     if len(tails.columns):
-        ax.plot(shown["place"], tails.sum(axis=1), "o", color=ORANGE, label="expected, sum of w")
+        ax.plot(tokens["place"], tails.sum(axis=1), "o", color=ORANGE, label="expected, sum of w")
     ax.set_ylim(0, 1.4 * max(max_steps, 1))  # room for the legend
     labels = {"first": ("step-0 loss", ORANGE), "last": ("loss after all steps", BLUE)}
-    draw_lines(losses, shown, "place", labels, ".-")
+    draw_lines(losses, tokens, "place", labels, ".-")
     finish(ax, "", "additional steps", ncols=2)
     finish(losses, "", "nats")
-    names = [short_label(text) for text in shown["text"]]
-    losses.set_xticks(shown["place"], names, rotation=90, fontsize=7, parse_math=False)
+    names = [short_label(text) for text in tokens["text"]]
+    losses.set_xticks(tokens["place"], names, rotation=90, fontsize=7, parse_math=False)
     return figure
 
 
@@ -570,14 +570,14 @@ def utility_figure(tables: Tables) -> Any:
     table = tables["utility"]
     figure, (ax,) = panels(6.4, 3.8, 1)
     gains = table.set_index("bucket").filter(regex=r"^step_\d+$").T.set_axis(list(BUCKETS), axis=1)
-    shown = {
+    columns = {
         line["bucket"]: (
             f"{line['bucket']}: step-0 loss {line['from']:.3g} to {line['to']:.3g}",
             BUCKETS[line["bucket"]],
         )
         for line in table.to_dict("records")
     }
-    draw_bars(ax, gains.assign(step=range(1, len(gains) + 1)), "step", shown)
+    draw_bars(ax, gains.assign(step=range(1, len(gains) + 1)), "step", columns)
     ax.axhline(0, color=GREY, linewidth=0.8)
     finish(ax, "step i", "CE$_{i-1}$ - CE$_i$ (nats per token)", whole=True)
     return figure

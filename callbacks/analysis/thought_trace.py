@@ -138,15 +138,15 @@ def collect_thoughts(
     predicted: Sequence[RowThinking],
     gold: Sequence[RowThinking] | None,
     tokenizer: Any,
-    shown: int,
+    max_shown: int,
 ) -> None:
     """Adds the queries of a batch, without padding rows.
 
     ``queries`` has one row per query, ``chunks`` one row per chunk (see ``query_tables``),
-    and ``shown`` one row per printed query, see ``written_out``.
+    and ``max_shown`` one row per printed query, see ``written_out``.
 
     ``gold`` thoughts have the same chunks as the ``predicted`` ones, and are None if the model
-    records none. Up to ``shown`` queries in total are printed, or none without a tokenizer.
+    records none. Up to ``max_shown`` queries in total are printed, or none without a tokenizer.
     """
     for row, thinking in enumerate(predicted):
         if not bool((batch["targets"][row] >= 0).any()):
@@ -158,7 +158,7 @@ def collect_thoughts(
         query, chunk_lines = query_tables(trace, gold_thoughts, int(batch["group"][row]))
         findings.add("queries", [query])
         findings.add("chunks", chunk_lines)
-        if tokenizer is not None and len(findings["shown"]) < shown:
+        if tokenizer is not None and len(findings["shown"]) < max_shown:
             findings.add("shown", [written_out(tokenizer, ids, trace.thoughts, gold_thoughts)])
 
 
@@ -217,7 +217,7 @@ def written_out(
     for model_thought, gold_thought in zip(
         predicted, predicted if gold is None else gold, strict=True
     ):
-        thought, wanted = (
+        thought, gold_text = (
             thought_text(tokenizer, row.tokens) if row.tokens else "nothing"
             for row in (model_thought, gold_thought)
         )
@@ -225,7 +225,7 @@ def written_out(
         if right and not model_thought.tokens:
             marks.append("")
         else:
-            marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {wanted}]")
+            marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {gold_text}]")
     return {
         "text": "".join(map(insert, parts, [*marks, ""])).strip(),
         "parts": parts,
@@ -338,11 +338,11 @@ def thought_report(
         "rounds": rounds(queries),
         "groups": by_group if len(by_group) > 1 else by_group[:0],
     }
-    shown = findings["shown"][:shown_rows]
+    examples = findings["shown"][:shown_rows]
     texts, markdown = {}, {}
-    if len(shown):
-        texts["text.txt"] = "\n\n".join(shown["text"]) + "\n"
-        markdown["thought_trace"] = "\n\n---\n\n".join(map(_verbatim, shown["text"]))
+    if len(examples):
+        texts["text.txt"] = "\n\n".join(examples["text"]) + "\n"
+        markdown["thought_trace"] = "\n\n---\n\n".join(map(_verbatim, examples["text"]))
     values = summary(queries, chunk_lines)
     return AnalysisReport(
         scalars={f"thoughts/{name}": value for name, value in values.items()},
@@ -379,8 +379,8 @@ def chunks_figure(tables: Tables) -> Any:
     table = tables["chunks"]
     figure, (accuracy, trivial, wrong) = panels(12, 3.6, 3)
     draw_lines(accuracy, table, "chunk", {"accuracy": (None, BLUE)})
-    shown = {"trivial": ("model", BLUE), "gold_trivial": ("gold", GREY)}
-    draw_lines(trivial, table, "chunk", shown)
+    columns = {"trivial": ("model", BLUE), "gold_trivial": ("gold", GREY)}
+    draw_lines(trivial, table, "chunk", columns)
     draw_bars(wrong, table, "chunk", {"first_wrong_share": (None, ORANGE)})
     rest = 1 - table["first_wrong_share"].sum()
     wrong.set_title(f"{rest:.1%} of the queries have none", fontsize=10)
@@ -419,8 +419,11 @@ def groups_figure(tables: Tables, name: str = "group") -> Any:
     """Draws accuracy and rounds by group; ``name`` is the property that groups queries."""
     table = tables["groups"]
     figure, (accuracy, passes) = panels(9, 3.6, 2)
-    shown = {"accuracy_nontrivial": ("gold thoughts", BLUE), "all_right": ("whole queries", ORANGE)}
-    draw_lines(accuracy, table, "group", shown)
+    columns = {
+        "accuracy_nontrivial": ("gold thoughts", BLUE),
+        "all_right": ("whole queries", ORANGE),
+    }
+    draw_lines(accuracy, table, "group", columns)
     accuracy.set_ylim(-0.03, 1.03)
     draw_lines(passes, table, "group", {"rounds": ("rounds", BLUE)})
     draw_lines(passes, table, "group", {"nontrivial": ("thoughts", GREY)}, "o--")

@@ -92,11 +92,11 @@ def words_figure(tables: Tables) -> Any:
     table = tables["words"]
     figure, (ax,) = panels(5.6, 3.6, 1)
     names = {"internal": ("within a word", GREY), "final": ("end of a word", BLUE)}
-    shown = {
+    columns = {
         f"{name}_share": (f"{label} ({table[name].sum()} tokens)", color)
         for name, (label, color) in names.items()
     }
-    draw_bars(ax, table, "steps", shown)
+    draw_bars(ax, table, "steps", columns)
     ax.set_ylim(0, 1.25)  # room for the legend
     finish(ax, "executed additional steps", "share of such tokens", whole=True)
     return figure
