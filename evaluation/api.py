@@ -62,11 +62,11 @@ def _check_choice(name: str, value: str, choices: Any) -> None:
         raise ValueError(f"{name} ({value}) must be one of {', '.join(get_args(choices))}")
 
 
-def _check_type(cls: Any, wanted: str, **values: Any) -> None:
+def _check_type(cls: Any, expected: str, **values: Any) -> None:
     """Raises a ValueError that names the argument; jsonargparse does so for the commands."""
     for name, value in values.items():
         if not isinstance(value, cls) or (isinstance(value, bool) and cls is not bool):
-            raise ValueError(f"{name} ({value!r}) must be {wanted}")
+            raise ValueError(f"{name} ({value!r}) must be {expected}")
 
 
 def _texts(values: Any, key: str = "text") -> list[str]:
@@ -320,7 +320,7 @@ class LoadedModel:
         )
         text_of = partial(written_text, self.tokenizer, begins=begins)
         ids: list[int] = []
-        shown = 0
+        num_shown = 0
         while True:
             with autocast(self.model.device, self.precision):  # not while the caller has its turn
                 token = next(steps, (0, None))[1]
@@ -331,12 +331,12 @@ class LoadedModel:
             if token in self.tokenizer.byte_pieces or not written_text(self.tokenizer, [token]):
                 continue
             whole = text_of(ids)
-            if len(whole) - holdback > shown and not whole.endswith(REPLACEMENT):
-                piece = cut_before(whole, stops)[shown : len(whole) - holdback]
-                shown += len(piece)
+            if len(whole) - holdback > num_shown and not whole.endswith(REPLACEMENT):
+                piece = cut_before(whole, stops)[num_shown : len(whole) - holdback]
+                num_shown += len(piece)
                 if piece:
                     yield piece
-        rest = cut_before(text_of(ids), stops)[shown:]
+        rest = cut_before(text_of(ids), stops)[num_shown:]
         if rest:
             yield rest
 

@@ -216,8 +216,8 @@ def run(settings: Namespace) -> None:
     pages = check_picture(settings.output) if settings.output.endswith(".pdf") else None
     folder = Path() if pages else report_folder(settings.output)
     import_packages(settings.packages)
-    named = ("label", "title", "introduction", "which", "skip_unreadable", "sample_tokens")
-    options = {key: settings[key] for key in named}
+    names = ("label", "title", "introduction", "which", "skip_unreadable", "sample_tokens")
+    options = {key: settings[key] for key in names}
     comparison = compare_runs(settings.runs, chosen(settings, ScoringOptions), **options)
     if pages is not None:
         write_pages(list(comparison.figures().values()), pages)

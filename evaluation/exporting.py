@@ -314,13 +314,13 @@ def _write_transformers(
             name = tokenizer.name if note is None else f"{tokenizer.name}; {note}"
         else:
             name = f"none ({tokenizer.name} has no equivalent)"
-    whole = sum(tensor.numel() for tensor in model.state_dict().values())
+    num_values = sum(tensor.numel() for tensor in model.state_dict().values())
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     rows = {"format": f"transformers, {config['architectures'][0]} ({family})", "tokenizer": name}
     backbone = getattr(model.network, "backbone", None)
     if backbone is None:
         return rows
-    left = whole - sum(tensor.numel() for tensor in backbone.state_dict().values())
+    left = num_values - sum(tensor.numel() for tensor in backbone.state_dict().values())
     return rows | {
         "left out": f"{left:,} parameters outside the backbone; --format folder keeps them"
     }

@@ -58,13 +58,13 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
         ValueError: If the method does not support the architecture or one of its options.
     """
     source_model = load_causal_lm(source) if isinstance(source, str) else source
-    given = source_model.config.to_dict()
+    source_fields = source_model.config.to_dict()
     family, options = describe(source_model)
     cls, config_cls, families = PONDER[method]
-    if method == "ponderlm1" and given.get("ponderinglm"):  # the authors' earlier code
+    if method == "ponderlm1" and source_fields.get("ponderinglm"):  # the authors' earlier code
         families = ("gpt_neox",)
-        given |= {
-            "num_latent_thoughts": given.get("pondering_steps"),
+        source_fields |= {
+            "num_latent_thoughts": source_fields.get("pondering_steps"),
             "residual_interpolated_embeds": True,
         }
     if family.model_type not in families:
@@ -72,25 +72,31 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
             f"method ({method}): model_type ({family.model_type}) cannot be imported; it must be "
             f"{' or '.join(families)}"
         )
-    steps = changes.get("thinking_steps", given.get("num_latent_thoughts"))
+    steps = changes.get("thinking_steps", source_fields.get("num_latent_thoughts"))
     if steps is None:
         raise ValueError(
             f"method ({method}): config.json has no num_latent_thoughts; give the number of "
             "steps, with --set.thinking_steps"
         )
-    _refuse_ponder(method, given, options)
-    fields = {"init": "ponderlm", "thinking_steps": steps, **_ponder_options(method, given)}
+    _refuse_ponder(method, source_fields, options)
+    fields = {
+        "init": "ponderlm",
+        "thinking_steps": steps,
+        **_ponder_options(method, source_fields),
+    }
     model: LanguageModel = cls(config_cls(**{**options, **fields, **changes}))
     model.configure_model()
     network: Any = model.network
     weights = family.import_weights(source_model.state_dict(), model.config)
     with torch.no_grad():
-        factor = _embedding_factor(method, given, model.config.dim) / embedding_scale(model.config)
+        factor = _embedding_factor(method, source_fields, model.config.dim) / embedding_scale(
+            model.config
+        )
         table = weights["embedding.weight"]  # often in half precision
         table = table.to(torch.promote_types(table.dtype, torch.float32)) * factor
         weights["embedding.weight"] = table
         if getattr(network, "pause", None) is not None:
-            row = int(given.get("pause_token_id", PAUSE_ID))
+            row = int(source_fields.get("pause_token_id", PAUSE_ID))
             if not 0 <= row < len(table):
                 raise ValueError(
                     f"method (pause): the vocabulary has {len(table)} rows, none for "
@@ -266,8 +272,8 @@ def _need_for(
             return f"{text!r} (id {i}) was not added to it"
     if tokenizer.eos_id >= rows:
         return f"its end-of-text token (id {tokenizer.eos_id}) is one without a row"
-    around = json.dumps(content.get("post_processor"))
-    used = [text for text in added if json.dumps(text) in around]
+    template = json.dumps(content.get("post_processor"))
+    used = [text for text in added if json.dumps(text) in template]
     return f"it puts {used[0]!r} around texts" if used else None
 
 

@@ -293,7 +293,7 @@ def prepare_for_all(
 
     check_all(lambda _, model: check_fit(model, data))
     prepare(data, models[0][0])
-    check_all(lambda each, _: check_meaning(data.tokenizer, each, "the data's tokenizer"))
+    check_all(lambda saved, _: check_meaning(data.tokenizer, saved, "the data's tokenizer"))
 
 
 def check_meaning(used: Tokenizer, checkpoint: Checkpoint, source: str) -> None:

@@ -51,8 +51,8 @@ def perplexity_table(result: Mapping[str, Any]) -> str:
         hidden.append("text_changes")
     else:
         values["text_changes"] = f"the tokenizer {values['text_changes']}; bytes are of the source"
-    shown = _flat({key: value for key, value in values.items() if key not in hidden})
-    return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
+    visible = _flat({key: value for key, value in values.items() if key not in hidden})
+    return format_table({k.replace("_", " "): _readable(v) for k, v in visible.items()})
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -564,19 +564,19 @@ def run(settings: Namespace) -> None:
     steps = GeneratedSteps()
     write = partial(write_texts, model, tokenizer, config=config, precision=settings.precision)
     with recording(generated_steps=steps.count):
-        written: dict[Row, WrittenTexts] = {
+        texts_by_row: dict[Row, WrittenTexts] = {
             (mode, way): write(protocol.prompts, new_tokens=protocol.new_tokens, way=way)
             for mode, protocol in protocols.items()
             for way in config.sampling
         }
     if lines is not None:
-        rows = (_lines(mode, way, texts, tokenizer) for (mode, way), texts in written.items())
+        rows = (_lines(mode, way, texts, tokenizer) for (mode, way), texts in texts_by_row.items())
         write_jsonl(lines, list(itertools.chain(*rows)))
-    longest = max(len(text) for texts in written.values() for text in texts.whole)
-    cost = price(model, longest, steps.mean, sum(texts.seconds for texts in written.values()))
+    longest = max(len(text) for texts in texts_by_row.values() for text in texts.whole)
+    cost = price(model, longest, steps.mean, sum(texts.seconds for texts in texts_by_row.values()))
     numbers = {
         (mode, way): {**protocols[mode].measure(texts), **texts.as_dict()}
-        for (mode, way), texts in written.items()
+        for (mode, way), texts in texts_by_row.items()
     }
     options = {
         **vars(config),
@@ -584,12 +584,16 @@ def run(settings: Namespace) -> None:
         "judge": config.judge if "unconditional" in protocols else None,
         "mauve_text": version("mauve-text") if "conditional" in protocols else None,
     }
-    asked = describe_result(checkpoint, model, tokenizer, settings.precision, options)
+    described = describe_result(checkpoint, model, tokenizer, settings.precision, options)
     of_data = describe_data(checkpoint, data, settings.split) if data else None
-    result = {**_as_result(numbers), **cost, **asked, "data": of_data}
-    shown = {**asked["settings"], **asked, "split": settings.split if data else None}
+    result = {**_as_result(numbers), **cost, **described, "data": of_data}
+    details = {
+        **described["settings"],
+        **described,
+        "split": settings.split if data else None,
+    }
     keys = ("featurizer", "judge", "split", "batch_size", "precision", "device", "checkpoint")
-    facts = {key.replace("_", " "): str(shown[key]) for key in keys if shown[key] is not None}
+    facts = {key.replace("_", " "): str(details[key]) for key in keys if details[key] is not None}
     report_result(quality_table(numbers, {**facts, **cost_cells(cost)}), result, target)
 
 

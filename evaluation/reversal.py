@@ -283,14 +283,14 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
     higher is likelier.
     """
     figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
-    shown = answers[:: -(-len(answers) // MAX_POINTS)]  # an evenly spaced part of the pairs
+    sample = answers[:: -(-len(answers) // MAX_POINTS)]  # an evenly spaced part of the pairs
     # jitter by a low-discrepancy sequence, which needs no random numbers
-    spread = WIDTH * (pd.RangeIndex(len(shown)).to_numpy() * 0.618034 % 1 - 0.5)
+    spread = WIDTH * (pd.RangeIndex(len(sample)).to_numpy() * 0.618034 % 1 - 0.5)
     style = {"fmt": "D", "markersize": 7, "capsize": 4, "markeredgecolor": "white"}
     for ax, condition in zip(panels, CONDITIONS, strict=True):
         for x, (candidate, color) in enumerate(COLOURS.items()):
             key = f"{condition}_{candidate}"
-            ax.scatter(x + spread, shown[key], s=8, alpha=0.35, color=color, linewidths=0)
+            ax.scatter(x + spread, sample[key], s=8, alpha=0.35, color=color, linewidths=0)
             ax.errorbar(x, answers[key].mean(), answers[key].sem(), color=color, **style)
         ax.set_xticks(range(2), COLOURS)
         ax.set_xlim(-0.6, 1.6)
@@ -328,9 +328,9 @@ def run(settings: Namespace) -> None:
     _check(settings)
     target, picture = check_targets(output=settings.output, plot=settings.plot)
     options = {key: settings[key] for key in ("pairs", "seed", "precision")}
-    probed, asked = (_load_own if settings.hf is None else _load_hub)(settings, options)
+    probed, provenance = (_load_own if settings.hf is None else _load_hub)(settings, options)
     answers, summary = measure_reversal(probed, pairs=settings.pairs, seed=settings.seed)
-    result = {**summary, **asked}
+    result = {**summary, **provenance}
     report_result(reversal_table(result), result, target)
     if picture is not None:
         write_picture(reversal_figure(answers, str(settings.hf or settings.ckpt)), picture)
@@ -349,13 +349,13 @@ def _load_own(settings: Namespace, options: Mapping[str, Any]) -> tuple[Probed, 
         train_tokens = count_train_tokens(checkpoint, build_data(checkpoint))
     except ValueError:  # the training text is not prepared here, and the probe does not need it
         train_tokens = None
-    asked = {
+    provenance = {
         "parameters": non_embedding_parameters(model),
         "train_tokens": train_tokens,
         "hf": None,
         **describe_result(checkpoint, model, tokenizer, settings.precision, options),
     }
-    return probe_model(model, tokenizer, settings.precision), asked
+    return probe_model(model, tokenizer, settings.precision), provenance
 
 
 def _load_hub(settings: Namespace, options: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:

@@ -110,8 +110,8 @@ def shown_dials(dials: Mapping[str, Any], names: Mapping[str, str] | None = None
 
     ``names`` has names to display instead of those fields' names.
     """
-    shown = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in dials.items()}
-    return ", ".join(f"{(names or {}).get(key, key)} {value}" for key, value in shown.items())
+    texts = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in dials.items()}
+    return ", ".join(f"{(names or {}).get(key, key)} {value}" for key, value in texts.items())
 
 
 def find_variants(
@@ -294,12 +294,12 @@ def shown_points(points: pd.DataFrame) -> str:
     keys = [key for key in table if key not in hidden and not key.startswith("frontier_")]
     columns = {key: TableColumn(NAMES.get(key) or title_of(key)) for key in keys}
     columns["seconds"] = TableColumn("seconds", "{:.3g}".format)
-    shown = show_columns(table.set_index("label").rename_axis(None), columns)
+    frame = show_columns(table.set_index("label").rename_axis(None), columns)
     of_kind = " of its kind of likelihood" if points["likelihood"].nunique() > 1 else ""
     notes = [f"*: no other point{of_kind} has both less cost and less perplexity"]
     if any(points[STEPS]):
         notes.append("thinking steps: additional steps per token at most, K of the papers")
-    return "\n".join([as_aligned(shown), *notes])
+    return "\n".join([as_aligned(frame), *notes])
 
 
 # ---- command

@@ -94,5 +94,5 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 def escape_markdown(text: str) -> str:
     """Escapes text for a heading, cell or list item: no HTML, links, images or column breaks."""
-    shown = re.sub(r"[\\`|\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
-    return html.escape(shown, quote=False)
+    escaped = re.sub(r"[\\`|\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
+    return html.escape(escaped, quote=False)

@@ -156,12 +156,12 @@ def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
         raise ValueError(
             f"sets ({settings.sets}) must name some of {', '.join(ZERO_SHOT_SETS)}, by commas"
         )
-    given = [name for name in ZERO_SHOT_SETS if files[name] is not None]
-    for name in given:
+    with_files = [name for name in ZERO_SHOT_SETS if files[name] is not None]
+    for name in with_files:
         if name not in names:
             raise ValueError(f"files.{name} is given, but {name} is not scored; add it to --sets")
     field = settings.text_field
-    if field is not None and not given:
+    if field is not None and not with_files:
         raise ValueError(f"text_field ({field}) is a field of local files; name them with --files")
     sizes = {"block_size": settings.block_size, "eval_batch_size": settings.batch_size}
     shared = {**sizes, "cache_dir": settings.cache_dir}

@@ -229,18 +229,20 @@ def reason_figure(results: Sequence[Mapping[str, Any]], against: Against | None 
         points["line"] = [", ".join(filter(None, name)) for name in names]
     x = points.columns[1]
     flat = points[points[x].isna()]
-    named: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for line, members in points.dropna(subset=[x]).groupby("line", sort=False):
-        named[str(line)] = _line(axes, members.sort_values(x), COLOURS[len(named) % len(COLOURS)])
+        handles[str(line)] = _line(
+            axes, members.sort_values(x), COLOURS[len(handles) % len(COLOURS)]
+        )
     for label, value in zip(flat["label"], flat["accuracy"], strict=True):
-        colour = COLOURS[len(named) % len(COLOURS)]
-        named[label] = axes.axhline(value, linestyle=":", color=colour)
+        colour = COLOURS[len(handles) % len(COLOURS)]
+        handles[label] = axes.axhline(value, linestyle=":", color=colour)
     axes.set_xlabel(NAMES.get(x, x))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_ylabel("accuracy")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
-    add_legend(figure, named, LEGEND_COLUMNS)
+    add_legend(figure, handles, LEGEND_COLUMNS)
     return figure
 
 

@@ -124,9 +124,9 @@ def run(settings: Namespace) -> None:
     results = harness.score_tasks(lm, tasks, limit=settings.limit, cache=cache, identity=identity)
     assert results is not None  # a single process is the first rank
     scores = task_scores(results, model, lm.usage)
-    named = {"model": type(model).__name__, "checkpoint": str(checkpoint.path)}
-    named |= {key: str(options[key]) for key in ("mode", "budget") if key in options}
-    print(f"{as_table(results, scores)}\n\n{format_table(named)}")
+    summary = {"model": type(model).__name__, "checkpoint": str(checkpoint.path)}
+    summary |= {key: str(options[key]) for key in ("mode", "budget") if key in options}
+    print(f"{as_table(results, scores)}\n\n{format_table(summary)}")
     if samples is not None:
         write_jsonl(samples, samples_of(results))
     result = {

@@ -111,8 +111,8 @@ def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
     return TaskManager(include_path=list(folders))
 
 
-def _unknown(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3)
+def _unknown(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3)
     hint = f"; did you mean {', '.join(close)}?" if close else ""
     return (
         f"tasks ({name}) is not a task, group or tag of the harness, of configs/tasks or of "
@@ -221,8 +221,8 @@ def open_cache(lm: HarnessModel, path: Path, identity: str) -> AnswerFile:
     if path.is_file() and path.stat().st_size:
         _check_whole(path)
     caching = AnswerFile(lm, str(path))
-    known = caching.dbdict.setdefault(_IDENTITY, identity)
-    if known != identity:
+    cached = caching.dbdict.setdefault(_IDENTITY, identity)
+    if cached != identity:
         caching.dbdict.close()
         raise ValueError(
             f"cache ({path}) holds answers of another model, or under other settings; name another "
