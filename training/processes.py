@@ -35,8 +35,8 @@ def is_later_rank(devices: str) -> bool:
         return os.environ.get("RANK", "0") != "0"
     if (launcher := os.environ.get(LAUNCHER)) is not None:
         return int(launcher) != os.getpid()
-    several = devices.isdecimal() and int(devices) > 1 and slurm_tasks() > 1
-    return several and os.environ.get("SLURM_PROCID", "0") != "0"
+    has_several = devices.isdecimal() and int(devices) > 1 and slurm_tasks() > 1
+    return has_several and os.environ.get("SLURM_PROCID", "0") != "0"
 
 
 def slurm_tasks() -> int:

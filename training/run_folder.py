@@ -46,17 +46,17 @@ def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits:
     Services such as W&B give each run a folder with a new name, which is still unknown.
     """
     local = (TensorBoardLogger, CSVLogger, WandbRun, MLFlowRun)
-    named = not trainer.loggers or isinstance(trainer.loggers[0], local)
+    has_folder = not trainer.loggers or isinstance(trainer.loggers[0], local)
     held_folders = set()
     for callback in trainer.checkpoint_callbacks:
-        if not isinstance(callback, ModelCheckpoint) or not (named or callback.dirpath):
+        if not isinstance(callback, ModelCheckpoint) or not (has_folder or callback.dirpath):
             continue
-        given = callback.dirpath is not None
+        explicit = callback.dirpath is not None
         path = str(callback._ModelCheckpoint__resolve_ckpt_dir(trainer))  # type: ignore[attr-defined]
         if "://" in path or (folder := Path(path).resolve()) in held_folders:
             continue
         held_folders.add(folder)
-        key = "checkpoint.dirpath" if given else "trainer.default_root_dir"
+        key = "checkpoint.dirpath" if explicit else "trainer.default_root_dir"
         hold_folder(folder, at_end, key=key, waits=waits)
 
 
