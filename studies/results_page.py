@@ -46,8 +46,8 @@ def compare(study: Study, trained: Trained, output: Path, introduction: str = ""
     Scores of their evaluations are reused if the comparison would measure the same values.
     """
     argv = ["compare", *(f"{run.title}={run_dir.training}" for run, run_dir in trained)]
-    named = {"output": output, "title": study.title, "introduction": introduction}
-    for key, value in {**named, **study.compare}.items():
+    options = {"output": output, "title": study.title, "introduction": introduction}
+    for key, value in {**options, **study.compare}.items():
         argv += [f"--{key}", str(value)]
     output.parent.mkdir(parents=True, exist_ok=True)
     code = evaluate(argv)

@@ -405,13 +405,13 @@ def _with_names(name: str, content: dict[str, Any]) -> dict[str, Any]:
         )
     for key in ("common", "values"):
         content.pop(key, None)
-    named = {
+    names = {
         key: {"name": key, "title": key, "evaluations": evaluations, **run}
         if isinstance(run, dict)
         else run
         for key, run in runs.items()
     }
-    return {**content, "name": name, "runs": named}
+    return {**content, "name": name, "runs": names}
 
 
 def _find(name: str, near: Path, exclude: Path | None = None) -> Path:
