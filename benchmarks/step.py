@@ -208,10 +208,10 @@ class TransformersContender(Contender):
         prompts, new = self.batch["tokens"][:, : self.options.prompt], self.options.new
         counts = {"max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
         ones = torch.ones_like(prompts)
-        written: Any = self.network.generate(
+        generated: Any = self.network.generate(
             prompts, attention_mask=ones, do_sample=False, **counts
         )
-        return written[:, prompts.shape[1] :].tolist()
+        return generated[:, prompts.shape[1] :].tolist()
 
 
 def batch_of(model: LanguageModel, options: Options) -> Mapping[str, Any]:
