@@ -443,7 +443,7 @@ _MAX_HASHES = 2**19  # some 50 MB
 
 
 class Repeats:
-    """Finds documents that occur in several splits, ignoring surrounding white space.
+    """Finds documents that occur in several splits, ignoring surrounding whitespace.
 
     Continuations are skipped: answers recur, and only their questions show whether they leak.
 
@@ -475,7 +475,7 @@ class Repeats:
             self._splits = {k: bits for k, bits in kept if k % self._every == 0}
 
     def describe(self, noun: str) -> str | None:
-        """Returns the number of documents shared by each two splits, or None if there are none.
+        """Returns the number of documents shared by each pair of splits, or None if there are none.
 
         Args:
             noun: Noun for a document in the message, such as "text".

@@ -85,7 +85,7 @@ class _ZstdFrames(io.RawIOBase):
         return size
 
     def _decompress(self) -> bool:
-        """Decompresses the next piece of the file; returns whether there was one."""
+        """Decompresses the next piece of the file; returns False at its end."""
         packed = self._packed or self._file.read(_PACKED)
         if not packed:
             if self._frame is not None:

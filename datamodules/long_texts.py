@@ -1,7 +1,7 @@
 """Finds cuts in long texts that leave the tokens of the whole text unchanged.
 
-A text is cut between a letter and a mark: a space, a line end, punctuation. The letters and marks
-are chosen for each tokenizer, by one of two rules:
+A text is cut between a letter and a mark: a space, a newline or punctuation. Letters and marks are
+chosen for each tokenizer, by one of two rules:
 
 - The pre-tokenizer splits there in any context. Models see one pre-token at a time, so the tokens
 on both sides are independent.
@@ -9,7 +9,7 @@ on both sides are independent.
 each other, so no merge and no piece crosses the cut. This holds for SentencePiece files, whose
 words start with their spaces.
 
-Both rules are verified on texts that mix known special cases: runs of white space, digits,
+Both rules are verified on texts that mix known special cases: runs of whitespace, digits,
 contractions, combining characters, quotes, brackets, several scripts. A pair that fails on any of
 them is not used.
 """
@@ -145,7 +145,7 @@ def parts_of(text: str, cuts: re.Pattern[str] | None, name: str) -> Iterator[tup
         name: The tokenizer's name, for the message.
     """
     start, last = 0, len(text)
-    while last and not text[last - 1].isalnum():  # a remainder of white space might have no tokens
+    while last and not text[last - 1].isalnum():  # a remainder of whitespace might have no tokens
         last -= 1
     while start < len(text):
         match = None

@@ -2,9 +2,9 @@ r"""Parses numbers in generated text, whatever their spelling, for every grader.
 
 As in the graders of GSM8K and MATH, spelling does not change a number:
 
-- currency signs, a plus, a percent sign, outer spaces, a final period, Markdown and LaTeX markup
-  around it, and trailing zeros after the decimal point are ignored: "$5.00", "5%" and ``\boxed{5}``
-  are 5;
+- currency signs, a plus, a percent sign, surrounding spaces, a final period, Markdown and LaTeX
+  markup around it, and trailing zeros after the decimal point are ignored: "$5.00", "5%" and
+  ``\boxed{5}`` are 5;
 - thousands may be separated by commas, underscores, apostrophes, thin or no-break spaces, or
   LaTeX's ``{,}``: "1,234", "1_234";
 - minus signs and digits of all scripts, "1e3", and fractions are parsed: "1/2" is 0.5, "1 1/2" is

@@ -116,7 +116,7 @@ def read_documents(
 
 
 def has_text(text: str) -> bool:
-    """Returns whether a text has a character other than white space."""
+    """Returns whether a text has a character other than whitespace."""
     return bool(text) and not text.isspace()
 
 
@@ -195,7 +195,7 @@ def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> 
 
 
 def _read_text(path: Path, separator: str | Separator | None) -> Iterator[str]:
-    """Yields the documents of a text file, with Unix line ends and no byte order mark."""
+    """Yields the documents of a text file, with Unix line endings and no byte order mark."""
     with open_text(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig")
         if separator is None:
@@ -231,7 +231,7 @@ def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterat
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file of any suffix, which may be compressed, without line ends.
+    """Yields the lines of a text file of any suffix, which may be compressed, without line endings.
 
     Raises:
         ValueError: If a line is not UTF-8.

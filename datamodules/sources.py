@@ -122,8 +122,8 @@ class RowSource:
     of ranks and size of micro-batches.
 
     Args:
-        batch_size: B, rows per rank and micro-batch.
-        accumulate: Micro-batches per step; epochs have a whole number of steps.
+        batch_size: B, the number of rows per rank and micro-batch.
+        accumulate: Number of micro-batches per step. An epoch has a whole number of steps.
         rank: Rank of this process.
         world_size: Number of processes that share the rows.
     """
@@ -153,8 +153,8 @@ class TrainingSource:
 
     Args:
         source: Source of the batches and their counts over all ranks.
-        epoch_batches: Batches per trainer epoch, after the trainer's limit.
-        accumulate: Micro-batches per optimiser step.
+        epoch_batches: Number of batches per trainer epoch, after the trainer's limit.
+        accumulate: Number of micro-batches per optimiser step.
         repeat: Whether every epoch repeats the batches of the first (for deliberate overfitting).
     """
 
@@ -260,9 +260,9 @@ class BatchLoader:
         source: Source of the batches.
         start: Returns the index of the next batch, e.g. the number that the trainer has processed.
             If None, the loader counts the batches it yields, and `load_state_dict` moves it.
-        epoch_batches: Batches per epoch, if a trainer's limit makes it less than ``len(source)``.
-        num_workers: Processes that build batches ahead; 0 builds them in this process. The batches
-            are the same.
+        epoch_batches: Number of batches per epoch, if the trainer limits it below ``len(source)``.
+        num_workers: Number of processes that build batches ahead. 0 builds the same batches in this
+            process.
         pin_memory: Whether to put batches in page-locked memory, for copies to a GPU.
     """
 

@@ -51,11 +51,11 @@ class WindowOrder(ABC):
 
     Args:
         stream: Tokens of the split, N of them.
-        block_size: T.
+        block_size: Number of targets per row, T.
         eos_id: Token before the stream.
 
     Attributes:
-        block_size: T.
+        block_size: Number of targets per row, T.
     """
 
     def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int) -> None:
@@ -112,7 +112,7 @@ class RandomWindows(WindowOrder):
 
     Args:
         stream: Tokens of the split, N of them.
-        block_size: T.
+        block_size: Number of targets per row, T.
         eos_id: Token before the stream.
         seed: Non-negative seed; row g is a pure function of (seed, g).
 
@@ -144,7 +144,7 @@ class PackedWindows(WindowOrder):
 
     Args:
         stream: Tokens of the split, N of them.
-        block_size: T.
+        block_size: Number of targets per row, T.
         eos_id: Token before the stream.
         seed: Non-negative seed; the order of an epoch is a pure function of (seed, epoch).
         rows_per_batch: Number of rows per batch over all ranks, or per step. An epoch has a
@@ -222,7 +222,7 @@ class EvaluationWindows(WindowOrder):
 
     Args:
         stream: Tokens of the split, N of them.
-        block_size: T.
+        block_size: Number of targets per row, T.
         eos_id: Token before the stream.
         stride: S, at most T, the number of targets that a row adds. Defaults to T, without overlap.
         bos_id: BOS of the documents, or None if they have none.

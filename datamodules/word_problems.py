@@ -118,7 +118,7 @@ def fetch_problems(
     differs from the published one.
 
     Args:
-        split: A split of the data set.
+        split: A split of the dataset.
         cure: How to pass a local copy; the message continues it with "or".
         dataset: Repository.
         revision: Commit, branch or tag, the newest commit by default.

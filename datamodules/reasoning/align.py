@@ -83,10 +83,10 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
         type=str | list[str] | None,
         default=None,
         help="Problems: jsonl in GSM8K's format or txt in GSM8K-Aug's, paths or globs (null reads "
-        "the training problems of the data set on the hub).",
+        "the training problems of the dataset on the hub).",
     )
     parser.add_argument(
-        "--dataset", type=GSM8KName, default=REPOSITORY, help="Data set on the hub, without files."
+        "--dataset", type=GSM8KName, default=REPOSITORY, help="Dataset on the hub, without files."
     )
     parser.add_argument(
         "--output",

@@ -52,8 +52,8 @@ class ReasoningSource(RowSource):
         eos_id: Token after answers and in padding.
         start_id: Token before queries, BOS or EOS.
         counter: Counts the model's normalisers in a batch. Defaults to the number of targets.
-        epoch_batches: Batches per rank and epoch, the unit of ``epochs``. If None, batches have no
-            ``epochs``.
+        epoch_batches: Number of batches per rank and epoch, the unit of ``epochs``. If None,
+            batches have no ``epochs``.
         **rows: See `RowSource`.
     """
 

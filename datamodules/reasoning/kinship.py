@@ -211,7 +211,7 @@ class Draws:
         return int(self._random.random() * n)
 
     def between(self, low: int, high: int) -> int:
-        """Returns an integer in [least, most]."""
+        """Returns an integer in [low, high]."""
         return low + self.below(high - low + 1)
 
     def chance(self, probability: float) -> bool:
@@ -312,7 +312,7 @@ def family(seed: int, index: int) -> Family:
         return grown.marry(grown.add("male"), grown.add("female"))
 
     def children(a: int, b: int, low: int, high: int) -> list[int]:
-        """Adds `least` to `most` children of a couple."""
+        """Adds `low` to `high` children of a couple."""
         count = draws.between(low, high)
         return [grown.beget(a, b, draws.pick(GENDERS)) for _ in range(count)]
 

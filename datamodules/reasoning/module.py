@@ -212,7 +212,7 @@ class ReasoningDataModule(LanguageDataModule):
         return REMOVE_REPEATS
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a generated answer is correct, ignoring surrounding white space.
+        """Returns whether a generated answer is correct, ignoring surrounding whitespace.
 
         Args:
             text: Text that a model generated after the answer prefix.

@@ -61,7 +61,7 @@ class Splitter(ABC):
 
 
 def tidy(text: str, ends: Sequence[int]) -> np.ndarray:
-    """Moves trailing white space of each sentence into the next one."""
+    """Moves trailing whitespace of each sentence into the next one."""
     starts = [0]
     for end in ends:
         stripped = end
@@ -199,7 +199,7 @@ DEFAULT_SAT = "sat-3l-sm"
 class SatSplitter(Splitter):
     """``wtpsplit.SaT`` (Frohmann et al., 2024) at its default threshold.
 
-    A line end ends a sentence, which is wtpsplit's default.
+    A line ending ends a sentence, which is wtpsplit's default.
 
     Args:
         model: Name of a model of ``segment-any-text`` on the hub, or a local folder with the
@@ -275,7 +275,7 @@ class SatSplitter(Splitter):
         )
 
     def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
-        """Yields the sentence ends according to the model, and line ends."""
+        """Yields the sentence ends according to the model, and line endings."""
         self.load()
         split = self._sat.split(list(texts), threshold=self.threshold)
         for text, sentences in zip(texts, split, strict=True):
@@ -293,7 +293,7 @@ def _load(model: str, options: dict[str, Any]) -> Any:
 
 
 def _ends_of(text: str, sentences: Sequence[str]) -> list[int]:
-    """Returns the ends of a text's sentences, which may omit only line ends between them."""
+    """Returns the ends of a text's sentences, which may omit only line endings between them."""
     ends, end = [], 0
     for sentence in sentences:
         while sentence and not text.startswith(sentence, end):
