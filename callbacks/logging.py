@@ -61,7 +61,7 @@ def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
 def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int) -> None:
     """Logs images (height, width, 3) to TensorBoard, W&B or MLflow; other loggers are skipped.
 
-    In TensorBoard they are next to the scalars of `log_details`.
+    TensorBoard shows them next to the scalars of `log_details`.
     """
     writer: Any = getattr(logger, "experiment", None)
     if isinstance(logger, WandbLogger):

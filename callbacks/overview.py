@@ -48,7 +48,7 @@ def batch_line(
         batch: The data module's ``StepBatch``.
         tokens: Number of tokens of the batch.
         rows: Type of the rows; the number of tokens is exact for ``windows`` only.
-        steps: Optimiser steps of the run, or None or infinity if it has no limit.
+        steps: Number of optimiser steps of the run; None or infinity if it has no limit.
         total: Number of tokens of the run, or None if unknown.
     """
     bound = {"windows": "", "sentences": "at most "}.get(rows, "about ")
@@ -64,7 +64,7 @@ def batch_line(
     if steps is not None:
         parts.append("no last step" if math.isinf(steps) else f"{steps:,.0f} steps")
     if total is not None:
-        parts.append(f"{bound}{round(total):,} tokens in all")
+        parts.append(f"{bound}{round(total):,} tokens in total")
     return ", ".join(parts)
 
 
@@ -73,7 +73,7 @@ def overview(model: Any, row_tokens: int | None = None) -> str:
 
     Args:
         model: A ``LanguageModel`` with its network, on any device.
-        row_tokens: Tokens of a row if rows are documents or questions, None for windows.
+        row_tokens: Number of tokens per row if rows are documents or questions, None for windows.
     """
     parameters = list(model.network.parameters())
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)

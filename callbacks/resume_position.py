@@ -9,7 +9,7 @@ import lightning as L
 from callbacks.trainer_state import in_accumulation
 
 RESUME_STATE, PENDING_VALIDATION = "resume_state", "pending_validation"
-"""Keys of a checkpoint, see `ResumeState` and `PendingValidation`."""
+"""Checkpoint keys, see `ResumeState` and `PendingValidation`."""
 STATED = ("global_batch", "global_batch_tokens")
 """Data options that set the batch of a step."""
 _EPOCHS, _BATCHES = "epoch_progress", "epoch_loop.batch_progress"
@@ -23,7 +23,7 @@ def order_of_steps(trainer: L.Trainer) -> dict[str, Any] | None:
 
 
 def convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> bool:
-    """Converts the number of micro-batches of a checkpoint to micro-batches of this run.
+    """Converts a checkpoint's count of micro-batches to micro-batches of this run.
 
     A step can have the same rows in micro-batches of a different size. If both runs set the same
     step size, the number is scaled by the ratio of their micro-batches per step. If only one of

@@ -147,9 +147,9 @@ def _escaped(value: Any) -> Any:
 def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     """Returns the log folder of the run that wrote a checkpoint, or None if it is not found.
 
-    It is the one that the checkpoint names (relative to ``root`` unless absolute), else the one of
-    the default layout, ``<log folder>/checkpoints``; in both cases its record must have the same
-    id. Checkpoints without an id, of older versions, are assumed to have the default layout.
+    The folder named in the checkpoint (relative to ``root`` unless absolute) comes first, then the
+    folder of the default layout, ``<log folder>/checkpoints``. Its record must have the same id.
+    Checkpoints without an id, of older versions, are assumed to have the default layout.
 
     Args:
         saved: The checkpoint.

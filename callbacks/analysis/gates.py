@@ -291,7 +291,7 @@ def gates(model: nn.Module) -> dict[LayerPart, float]:
 
 
 def gradient_norms(model: nn.Module) -> dict[LayerPart, float]:
-    """Returns the 2-norm of the gradient of every component of every layer, 0 without a gradient.
+    """Returns the gradient's 2-norm for each component of each layer; 0 without a gradient.
 
     Components are self-attention within sentences, cross-attention to memory with its gate, and
     the feed-forward layer, each with the norm before it, but not embeddings, sentence head, final

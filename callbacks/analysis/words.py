@@ -1,4 +1,4 @@
-"""Steps of tokens within and at the end of words of several tokens (Table 4 of PonderLM-3).
+"""Steps of tokens inside and at the end of multi-token words (Table 4 of PonderLM-3).
 
 The paper is arXiv 2603.02023; ``StepAllocation`` reports it.
 """
@@ -16,18 +16,18 @@ from callbacks.analysis.report import BLUE, GREY, Tables, draw_bars, finish, pan
 from callbacks.analysis.token_text import PART
 
 ELSEWHERE, INTERNAL, FINAL = range(3)
-"""Not in a word of several tokens; within such a word; its last token."""
+"""Not in a multi-token word; inside one, before its last token; its last token."""
 PLACES = {"internal": INTERNAL, "final": FINAL}
 
 
 def word_places(texts: Sequence[str]) -> np.ndarray:
-    """Returns the position of each token in words of several tokens, int8 (T,) (Table 4).
+    """Returns the position of each token in multi-token words, int8 (T,) (Table 4).
 
     The last token of a row is ``ELSEWHERE``, as its word may continue.
 
     NOTE(paper): Table 4 does not define its compound words. Here a word is a run of letters, and a
-    token belongs to the same word as the token before it if it begins with a letter and that one
-    ends with a letter; combining marks count as letters. So white space, digits, punctuation
+    token belongs to the same word as the previous token if it begins with a letter and the previous
+    one ends with a letter; combining marks count as letters. So whitespace, digits, punctuation
     (hyphens and apostrophes too) and the end of a document separate words, and a text without
     spaces is one word up to its next mark. If several tokens share a character, as bytes do,
     each counts as that character.
@@ -48,7 +48,7 @@ def word_places(texts: Sequence[str]) -> np.ndarray:
 
 
 def _with_characters(texts: Sequence[str]) -> list[str]:
-    """Replaces ``PART`` by the character that the token is part of."""
+    """Replaces ``PART`` with the character that the token is part of."""
     result: list[str] = []
     character = ""
     for text in reversed(texts):
@@ -72,7 +72,7 @@ def by_place(table: pd.DataFrame) -> dict[str, pd.Series]:
 def words(table: pd.DataFrame, max_steps: int) -> pd.DataFrame:
     """Returns a table with one row per number of executed steps (Table 4); empty without words.
 
-    ``internal`` counts tokens within words of several tokens, ``final`` tokens that end such words,
+    ``internal`` counts tokens inside multi-token words, and ``final`` tokens that end such words,
     see ``word_places``; ``..._share`` is the share of all such tokens.
 
     ``table`` comes from ``collect_tokens``.
