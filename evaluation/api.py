@@ -264,8 +264,8 @@ class LoadedModel:
             max_new_tokens: Maximum length of the continuation in tokens.
             stop: Text, or several texts, before which a continuation is cut.
             stream: Whether to return an iterator of pieces that concatenate to the text. A
-                character of several tokens is part of the piece of its last token, and consecutive
-                byte-fallback tokens make one piece.
+                character that spans several tokens is in the piece of its last token, and
+                consecutive byte-fallback tokens make one piece.
             **sampling: Fields of ``SamplingConfig``: temperature (0 takes the most likely token),
                 top_k, top_p, seed.
 

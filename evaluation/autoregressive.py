@@ -143,7 +143,7 @@ def draw_targets(
 def _smallest(
     keys: np.ndarray, targets: np.ndarray, count: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns the ``count`` smallest keys and their places, in the order of the input."""
+    """Returns the ``count`` smallest keys and their targets, in the order of the input."""
     smallest = np.sort(np.argsort(keys, kind="stable")[:count])
     return [keys[smallest]], [targets[smallest]]
 

@@ -349,8 +349,8 @@ def _numbers(values: Sequence[float] | np.ndarray) -> str:
 def _characters(table: pd.DataFrame, text: str) -> pd.DataFrame:
     """Returns ``start`` and ``end`` of each token in the text, equal if it has no characters.
 
-    A character of several tokens belongs to each of them. If a tokenizer changes the text, tokens
-    are aligned by matching the changed text with the original.
+    A character that spans several tokens belongs to each of them. If a tokenizer changes the text,
+    tokens are aligned by matching the changed text with the original.
     """
     pieces = [
         piece if token_kind == "text" and piece not in (PART, EOS) else ""

@@ -130,7 +130,7 @@ class AnswerProtocol:
         return replacement(control, model, ids, self.noise_seed, others)
 
     def answer(self, contestant: Contestant, batches: Sequence[Sequence[Question]]) -> None:
-        """Lets a model answer all questions without recording anything, for timing."""
+        """Generates a model's answers to all questions without recording anything, for timing."""
         with contestant.ready() as model, autocast(model.device, self.precision):
             for questions in batches:
                 if self.mode == "rank":

@@ -1,4 +1,4 @@
-"""``evaluate.py reason``: asks any models the same questions with known answers.
+"""``evaluate.py reason``: asks several models the same questions with known answers.
 
 Thinking States and its baselines write their answers, for Tables 1 to 3 and Fig. 3 of *Latent
 Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time relative to

@@ -23,7 +23,7 @@ from lightning_models import LanguageModel
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN_TASKS = PROJECT / "configs" / "tasks"
-"""Task files of the project: local copies of data sets, and the rules of papers."""
+"""Task files of the project: local copies of datasets, and the rules of papers."""
 
 FEWSHOT_SEED = 1234
 """Seed of the drawn examples, the harness' default."""
@@ -174,7 +174,8 @@ def score_tasks(
         limit: Number of examples of each task, from the first. Defaults to all.
         cache: File of cached answers, which are reused; new answers are added.
         identity: Digest of everything that determines answers; it must match the cache's.
-        bootstrap_iters: Samples for the standard errors of perplexities; 0 for none.
+        bootstrap_iters: Number of bootstrap samples for the standard errors of perplexities; 0 for
+            none.
         silent: Whether to hide the harness' progress.
 
     Raises:

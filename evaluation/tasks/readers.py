@@ -1,7 +1,7 @@
 """Tokenisation of contexts and continuations for each type of model, and the tokens to score.
 
 The harness asks for the log-likelihood of a continuation after a context. Tokens are divided
-between the two as in its ``hf`` model: both are encoded together, white space at the end of the
+between the two as in its ``hf`` model: both are encoded together, whitespace at the end of the
 context goes to the continuation, an empty context is BOS or the end-of-text token, and texts begin
 with BOS if the tokenizer adds it. If a token spans the join, the context is encoded separately, and
 the continuation is the whole text's tokens after the first n, where n is the context's length.
