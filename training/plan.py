@@ -127,8 +127,8 @@ class PlannedRun(NamedTuple):
         data: The data module, prepared or not.
         trainer: Options of the trainer, as in training.
         batch: The batch of an optimiser step.
-        rows: Rows of a micro-batch of one device.
-        slots: Positions of a row; for sentences, including their boundaries.
+        rows: Number of rows of a micro-batch on one device.
+        slots: Number of positions per row; for sentences, including their boundaries.
         share: Number of processes that share one copy of the parameters.
     """
 
@@ -214,7 +214,7 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
 
     Args:
         run: The planned run.
-        tokens: Tokens per step.
+        tokens: Number of tokens per step.
     """
     accumulate, steps = run.batch.accumulate, run.trainer["max_steps"]
     limit, epochs = run.trainer["limit_train_batches"], run.trainer["max_epochs"] or 0
