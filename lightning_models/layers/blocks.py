@@ -81,7 +81,7 @@ def rope_tables(
 
     Args:
         positions: Position of each token in tokens (T,) or (B, T), integer or float.
-        rotary_dim: R, channels of a head that are rotated, even.
+        rotary_dim: R, the even number of rotated channels of a head.
         base: Base of the frequencies; the longest wavelength is about ``2 pi base`` tokens.
         scaling: The numbers of ``stretched``. Defaults to none.
     """

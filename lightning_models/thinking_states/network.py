@@ -91,7 +91,7 @@ class CompressionBlock(nn.Module):
 
     Args:
         backbone: The backbone, with its weights, whose first layer is copied.
-        chunk_size: Tokens of a chunk, c.
+        chunk_size: Number of tokens per chunk, c.
     """
 
     def __init__(self, backbone: Backbone, chunk_size: int) -> None:

@@ -246,8 +246,8 @@ class QueryReader(ABC):
         Args:
             tapped: Inputs of T for the tokens of these blocks (B, n * c, D).
             rows: Indices of the rows (B,) int64.
-            start: The first block.
-            stop: The block after the last.
+            start: Index of the first block.
+            stop: Index after the last block.
         """
         self.tapped[rows, start:stop] = tapped.view(len(rows), stop - start, *self.tapped.shape[2:])
         real = self.blocks.real[rows, start:stop].flatten(0, 1)  # (B n, c)

@@ -173,7 +173,7 @@ def window_topk(
         streams: The N streams that the candidates come from.
         history: Scores (B, w - 1, G) of the preceding tokens, -inf before the sequence. G is the
             maximum number of candidates of a token at this layer.
-        per_window: Survivors in a window, ceil(r w).
+        per_window: Number of survivors per window, ceil(r w).
 
     Returns:
         The choice, and the scores (B, w - 1 + T, G) of the history followed by these tokens.

@@ -211,8 +211,8 @@ class ThoughtbubblesLM(LanguageModel):
 
         Args:
             context: Number of tokens of the context.
-            steps: Streams of a token beyond its first, averaged over tokens and blocks and
-                distributed over the blocks in proportion to the budget. Defaults to the budget.
+            steps: Number of streams of a token beyond its first, averaged over tokens and blocks
+                and distributed over the blocks in proportion to the budget. Defaults to the budget.
         """
         planned = self.passes_per_token(context) - 1
         if steps is None or planned == 0:
