@@ -21,6 +21,7 @@ def mean_keys(context: float, window: int | None = None) -> float:
         context: Number of tokens of the row.
         window: Maximum number of keys of a query, including its own. Defaults to no limit.
     """
+    # query i sees min(i, w) keys: w (w + 1) / 2 in the first w queries, then w each
     width = min(window or context, context)
     return (width * (width + 1) / 2 + (context - width) * width) / context
 

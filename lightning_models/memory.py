@@ -133,7 +133,7 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
     outline = copy.deepcopy(model)
     outline.compile_network = False
     try:
-        with ExitStack() as stack:
+        with ExitStack() as stack:  # allocates nothing, and leaves the global generator alone
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.device("meta"))
             stack.enter_context(bounded_weights(memory * share))

@@ -364,6 +364,7 @@ def token_scores(
     for rows in row_chunks(len(scored), weight.device):
         chunk = logits(states[rows], matrix)  # (n, V)
         if is_greedy is not None:
+            # the vocabulary's padding must not win
             is_greedy[rows] = chunk[:, :vocab_size].argmax(dim=-1) == index[rows]
         record("logits", logits=chunk)  # before the softmax overwrites them
         result[rows] = -_softmax(chunk, index[rows])[2]
@@ -408,13 +409,14 @@ def mixture_scores(
         state_log_prob[rows] = -losses
         if greedy is not None and whole is not None:
             tokens, inner = whole
-            shares = (scores[rows] - prior[owner[rows]]).exp()
+            shares = (scores[rows] - prior[owner[rows]]).exp()  # (states,), P_j / sum_j P_j
             weights.mul_(shares[:, None] / mass)  # (n, V), P_j softmax(h_j weight^T) / sum_j P_j
+            # sums the states of each token: (states, V) -> (n, V)
             mixed = weights.new_zeros(len(tokens), weights.shape[1]).index_add_(0, inner, weights)
             greedy[tokens] = mixed[:, :vocab_size].argmax(dim=-1) == targets[tokens]
         del weights  # frees the memory before the next chunk's logits are computed
     if wants("logits"):
-        log_shares = scores - prior[owner]
+        log_shares = scores - prior[owner]  # (states,), log of P_j / sum_j P_j
         for rows, whole in _state_chunks(owner, whole_tokens=True):
             assert whole is not None
             log_probs = logits(states[rows], matrix).log_softmax(dim=-1) + log_shares[rows, None]

@@ -216,10 +216,12 @@ def read_text(
     steps: list[Tensor] | None = None
     executed = tokens.new_zeros(tokens.shape)
     row = torch.arange(rows, device=tokens.device)
+    # Each round computes one slot per active row, and rows may be at different tokens and slots.
     while bool((active := cache.token - first < lengths).any()):
         token, slot = (cache.token - first).clamp(max=num_tokens - 1), cache.slot
         ready = advance(network, cache, tokens[row, token], active)
         states[row[active], token[active], slot[active]] = cache.state[active]
+        # ready rows have finished their token, at its last executed slot
         read_out[row[ready], token[ready]] = cache.read_out[ready]
         executed[row[ready], token[ready]] = slot[ready]
         if cache.steps is not None:

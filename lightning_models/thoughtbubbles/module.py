@@ -179,6 +179,7 @@ class ThoughtbubblesLM(LanguageModel):
         count = wants("generated_steps")
         if isinstance(cache, PrefixCache):
             prefix, lengths = cache.append(tokens)
+            # the whole prefix again, as a new token can change which streams survive
             decoded, last = self.network(prefix, lengths, count=count), lengths - 1
         else:
             decoded = self.network(tokens[:, None], None, cache, count=count)
@@ -321,6 +322,7 @@ class ThoughtbubblesLM(LanguageModel):
         index = is_last.int().topk(width, dim=1).indices
         alive = is_last.gather(1, index)
         log_p = decoded.log_p.gather(1, index).masked_fill(~alive, -torch.inf)
+        # (B, width, D), the same index for all channels
         states = decoded.states.gather(1, index[..., None].expand(-1, -1, decoded.states.shape[-1]))
         matrix = self.network.output_matrix.to(states.dtype)
         log_prob = logits(states.flatten(0, 1), matrix).log_softmax(dim=-1)  # (B width, V)

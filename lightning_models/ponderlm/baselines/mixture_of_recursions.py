@@ -376,9 +376,10 @@ class MoRLM(DepthLM):
         tokens, rows = batch["prefix"][:, :-1], batch["prefix_row"]
         cache = self.network.new_cache(len(tokens), tokens.shape[1] + 1 + batch["tokens"].shape[1])
         positions = torch.arange(tokens.shape[1], device=tokens.device)
+        # (C, P - 1): the last token of a prefix is the first of its continuations
         real = positions < batch["prefix_lengths"][:, None] - 1
         recursed: Recursed = self.network(tokens, cache, valid=real, routing="threshold")
-        cache.select(rows)
+        cache.select(rows)  # (C prefixes) -> (B continuations), one copy for each
         return cache, _Prefix(recursed.executed[rows], real[rows])
 
     def init_cache(  # type: ignore[override]
@@ -391,6 +392,7 @@ class MoRLM(DepthLM):
         num_tokens = prompts.shape[1]
         cache = self.network.new_cache(len(prompts), num_tokens + max_new_tokens)
         if num_tokens > 1:
+            # (B, P - 1): decode_step reads the last token of each prompt
             valid = torch.arange(num_tokens - 1, device=prompts.device) < lengths[:, None] - 1
             self.network(prompts[:, :-1], cache, valid=valid, routing="threshold")
         return cache

@@ -369,7 +369,7 @@ class TextLM(ReasoningLM):
         # logits only for predicted tokens (P,): most of a row is the query
         learned = (rows.targets >= 0).flatten().nonzero()[:, 0]
         targets, answers = rows.targets.flatten()[learned], rows.answers.flatten()[learned]
-        states, matrix = h.flatten(0, 1)[learned], self.network.output_matrix  # (P, D)
+        states, matrix = h.flatten(0, 1)[learned], self.network.output_matrix  # (P, D), (V, D)
         nll, per_target = linear_cross_entropy_each(states, matrix, targets)
         count = on_device(len(learned), h.device)
         return Term(nll, count, "targets"), Mean((per_target * answers).sum(), answers.sum())

@@ -177,10 +177,11 @@ def read_text(
         depths = states[:, :, None].expand(-1, -1, network.config.thinking_steps + 1, -1)
         return Read(states, torch.zeros_like(tokens), depths if every_depth else None)
     for index in range(max(lengths.tolist(), default=0)):
-        rows = (lengths > index).nonzero()[:, 0]
+        rows = (lengths > index).nonzero()[:, 0]  # (n,), rows with a token at this index
         chosen = None if len(rows) == len(tokens) else rows
         read = read_token(network, cache, tokens[rows, index], chosen, every_depth)
         parts = [part for part in read if part is not None]
+        # (B, T, ...) from the first token's (n, ...), zero in padding
         result = result or [part.new_zeros(*tokens.shape, *part.shape[1:]) for part in parts]
         for values, part in zip(result, parts, strict=True):
             values[rows, index] = part
