@@ -67,10 +67,10 @@ def same_number(text: str, answer: str) -> bool:
 
     Surrounding spaces and a final period are ignored.
     """
-    number, expected = read_number(text), read_number(answer)
-    if number is None or expected is None:
+    value, expected = read_number(text), read_number(answer)
+    if value is None or expected is None:
         return text.strip().removesuffix(".") == answer.strip().removesuffix(".")
-    return number == expected
+    return value == expected
 
 
 def _plain(text: str) -> str:

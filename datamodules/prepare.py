@@ -66,7 +66,7 @@ class SectionWriter:
     """
 
     def __init__(self, folder: Path, index: int) -> None:
-        self._folder, self._number = folder, index
+        self._folder, self._index = folder, index
         self.counts: dict[Split, Counts] = {}
         self._files: dict[Path, IO[bytes]] = {}
         self._checksums: dict[str, BlockChecksums] = {}
@@ -93,7 +93,7 @@ class SectionWriter:
             )
 
     def _append(self, split: Split, suffix: str, values: np.ndarray) -> None:
-        path = self._folder / f"{shard_name(split, self._number)}.{suffix}"
+        path = self._folder / f"{shard_name(split, self._index)}.{suffix}"
         if path not in self._files:
             self._files[path] = path.open("wb")
             self._checksums[path.name] = BlockChecksums()

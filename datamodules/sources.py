@@ -182,16 +182,16 @@ class TrainingSource:
         group = self.group(n)
         totals = {"micro_batches": float(len(group))}
         for m in group:
-            for name, count in self._source.counts(self._number(m)).items():
+            for name, count in self._source.counts(self._batch_index(m)).items():
                 totals[name] = totals.get(name, 0.0) + count
-        return {**self._source.batch(self._number(n)), "step_normalisers": totals}
+        return {**self._source.batch(self._batch_index(n)), "step_normalisers": totals}
 
     def group(self, n: int) -> range:
         """Returns the indices of the batches in the optimiser step of batch `n`."""
         group = accumulation_group(n, self._epoch_batches, self._accumulate)
         return range(self.first, group.stop) if group.start < self.first <= n else group
 
-    def _number(self, n: int) -> int:
+    def _batch_index(self, n: int) -> int:
         return n % self._epoch_batches if self._repeat else n
 
 

@@ -68,7 +68,7 @@ class FileSplits:
                 "too: either all splits come from files or none does."
             )
         named_splits = {split for split in SPLITS if patterns[split] is not None}
-        self._own = named_splits if self.has_files else set(published)
+        self._separate = named_splits if self.has_files else set(published)
 
     @cached_property
     def files(self) -> dict[Split, list[Path]]:
@@ -83,7 +83,7 @@ class FileSplits:
     def shares(self) -> dict[str, float]:
         """Held-out shares of the training rows."""
         return {
-            f"{split}_fraction": 0.0 if split in self._own else fraction
+            f"{split}_fraction": 0.0 if split in self._separate else fraction
             for split, fraction in self._fractions.items()
         }
 
@@ -96,7 +96,7 @@ class FileSplits:
 
     def expects(self, split: Split) -> bool:
         """Returns whether a split must have rows."""
-        return split == "train" or split in self._own or self._fractions[split] > 0
+        return split == "train" or split in self._separate or self._fractions[split] > 0
 
     def how_to_get(self, split: Split) -> str:
         """Returns the remedy for an empty split, for messages."""
@@ -112,7 +112,7 @@ class FileSplits:
             split: Split to read.
             read: Yields the rows of a separate source, in an order that never changes.
         """
-        if split != "train" and split in self._own:
+        if split != "train" and split in self._separate:
             yield from read(split)
             return
         for index, row in enumerate(read("train")):
