@@ -20,7 +20,7 @@ FIRST_TOKEN = 7
 
 
 def without_files(model: LanguageModel) -> LanguageModel:
-    """Returns a copy of a model, without its network, that can build one without reading files."""
+    """Returns a copy of a model without a network that reads no file when it builds one."""
     outline = copy.deepcopy(model)
     changes: dict[str, Any] = {}
     outline.network, outline.compile_network = None, False
