@@ -64,7 +64,7 @@ def batch_line(
     if steps is not None:
         parts.append("no last step" if math.isinf(steps) else f"{steps:,.0f} steps")
     if total is not None:
-        parts.append(f"{bound}{round(total):,} tokens in total")
+        parts.append(f"{bound}{round(total):,} tokens in all")
     return ", ".join(parts)
 
 
