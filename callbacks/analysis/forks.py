@@ -340,8 +340,8 @@ class ForkRecorder:
         return pd.DataFrame({name: n.cpu().numpy()[real] for name, n in self._fates.items()})
 
     def _add(self, measure: str, total: Any, count: Any) -> None:
-        line = {"measure": measure, "total": float(total), "count": float(count)}
-        self.sums.append({"layer": self._layer, **line})
+        row = {"measure": measure, "total": float(total), "count": float(count)}
+        self.sums.append({"layer": self._layer, **row})
 
 
 def _kept(before: Any, after: Any, parent: Tensor, is_fork: Tensor) -> Tensor:

@@ -111,14 +111,14 @@ class PosteriorAnalysis(Analysis):
 
     def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
         for steps in sorted(set(self.steps), reverse=True):
-            line = self._score_with(pl_module, batch, steps)
-            if line is None:
+            row = self._score_with(pl_module, batch, steps)
+            if row is None:
                 self._give_up_sweeps(
                     f"{type(pl_module).__name__} takes no inner steps with this configuration, so "
                     "there is no sweep over their number"
                 )
                 return
-            findings.add("sweep", [line] if line["tokens"] else [])
+            findings.add("sweep", [row] if row["tokens"] else [])
 
     def _score_with(
         self, pl_module: Any, batch: dict[str, Any], steps: int
@@ -375,10 +375,10 @@ def sweep(findings: Findings) -> pd.DataFrame:
     ``nll_other`` and ``kl_floor`` as in :func:`inner_steps`. ``flops_per_token`` is the cost of
     scoring, inference included.
     """
-    lines = findings["sweep"]
-    if not len(lines):
-        return lines
-    by_steps = lines.groupby("steps")
+    rows = findings["sweep"]
+    if not len(rows):
+        return rows
+    by_steps = rows.groupby("steps")
     names = ["nll", "kl", *SCORED]
     sums = by_steps[[*names, "tokens"]].sum(skipna=False)
     table = sums[names].div(sums["tokens"], axis=0)

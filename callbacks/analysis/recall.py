@@ -114,8 +114,8 @@ class RecallAnalysis(Analysis):
             findings.add("questions", self._answers(pl_module, batch, all_questions))
         if all_questions and self._dial is not None and has_dial(pl_module, self._dial):
             for value in self._values:
-                lines = self._answers(pl_module, batch, all_questions, value)
-                findings.add("dial", [{self._dial: value, **line} for line in lines])
+                rows = self._answers(pl_module, batch, all_questions, value)
+                findings.add("dial", [{self._dial: value, **row} for row in rows])
 
     def _answers(
         self,
@@ -243,11 +243,11 @@ def dial_figure(tables: Tables) -> Any:
     """Draws the accuracy of answers over the values of a dial, a line for each level."""
     table = tables["dial"]
     dial, by = table.columns[:2]
-    wide = table.pivot_table(index=dial, columns=by, values="accuracy").reset_index()
-    levels = [column for column in wide.columns if column != dial]
+    pivoted = table.pivot_table(index=dial, columns=by, values="accuracy").reset_index()
+    levels = [column for column in pivoted.columns if column != dial]
     figure, (ax,) = panels(6.4, 3.6, 1)
     for level, shade in zip(levels, shades(len(levels)), strict=True):
-        draw_lines(ax, wide, dial, {level: (f"{by} {level}", shade)})
+        draw_lines(ax, pivoted, dial, {level: (f"{by} {level}", shade)})
     ax.set_ylim(-0.02, 1.02)
     finish(ax, dial.replace("_", " "), "accuracy", whole=True)
     return figure

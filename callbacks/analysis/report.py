@@ -94,8 +94,8 @@ def scalars_of(table: pd.DataFrame, tag: str, names: Iterable[str]) -> dict[str,
         names: Columns with the values.
     """
     return {
-        tag.format(name=name, **line): line[name]
-        for line in table.to_dict("records")
+        tag.format(name=name, **row): row[name]
+        for row in table.to_dict("records")
         for name in names
     }
 

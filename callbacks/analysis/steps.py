@@ -148,8 +148,8 @@ class StepAllocation(Analysis):
                 part = first_tokens(
                     rows_of(batch, 0, self.convergence_rows), self.convergence_tokens
                 )
-                lines = collect_iterations(pl_module, part, self.convergence_iterations)
-                findings.add("iterations", lines)
+                rows = collect_iterations(pl_module, part, self.convergence_iterations)
+                findings.add("iterations", rows)
 
     def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
         if not self.alphas or self._unable_to_sweep:
@@ -244,14 +244,14 @@ def collect_tokens(
     """
     assert recorder.executed is not None
     assert recorder.losses is not None
-    chosen, ids = targets_of(batch), batch["tokens"].cpu().numpy()
-    losses = recorder.losses[chosen].astype(np.float32)
-    columns = {"id": ids[chosen], "executed": recorder.executed[chosen].astype(np.int16)}
+    has_target, ids = targets_of(batch), batch["tokens"].cpu().numpy()
+    losses = recorder.losses[has_target].astype(np.float32)
+    columns = {"id": ids[has_target], "executed": recorder.executed[has_target].astype(np.int16)}
     columns |= {f"loss_{i}": losses[:, i] for i in range(losses.shape[-1])}
     if recorder.tail is not None:
-        columns["expected"] = recorder.tail[chosen][:, 1:].sum(1).astype(np.float32)
+        columns["expected"] = recorder.tail[has_target][:, 1:].sum(1).astype(np.float32)
     if tokenizer is not None:
-        columns["place"] = _collect_texts(findings, batch, recorder, tokenizer)[chosen]
+        columns["place"] = _collect_texts(findings, batch, recorder, tokenizer)[has_target]
     findings.add("tokens", columns)
 
 
@@ -316,13 +316,15 @@ def collect_sweep(
     log-probabilities of the targets in nats. The recorder needs losses at alpha 0.
     """
     assert recorder.executed is not None
-    chosen = targets_of(batch)
-    executed = recorder.executed[chosen].astype(np.int16)
-    loss = -as_float64(log_prob)[chosen].astype(np.float32)
+    has_target = targets_of(batch)
+    executed = recorder.executed[has_target].astype(np.int16)
+    loss = -as_float64(log_prob)[has_target].astype(np.float32)
     findings.add("sweep", {"alpha": np.float32(alpha), "executed": executed, "loss": loss})
     if alpha == 0:
         assert recorder.losses is not None
-        findings.add("difficulty", {"step0_loss": recorder.losses[chosen][:, 0].astype(np.float32)})
+        findings.add(
+            "difficulty", {"step0_loss": recorder.losses[has_target][:, 0].astype(np.float32)}
+        )
 
 
 # ---- tables
@@ -437,12 +439,12 @@ def sweep(findings: Findings) -> pd.DataFrame:
     Buckets, and ``all``, are by difficulty at alpha 0. ``mean_steps`` is the mean number of steps
     executed at this alpha, ``loss`` the mean in nats, ``loss_change`` its difference to alpha 0.
     """
-    lines = findings["sweep"]
-    if not len(lines):
-        return lines
+    rows = findings["sweep"]
+    if not len(rows):
+        return rows
     bucket = buckets(findings["difficulty"]["step0_loss"])
     tables = []
-    for alpha, part in lines.groupby("alpha"):  # the same tokens in the same order
+    for alpha, part in rows.groupby("alpha"):  # the same tokens in the same order
         values = part[["executed", "loss"]].astype(np.float64)
         grouped = values.groupby(bucket, observed=False)
         means = grouped.mean().assign(tokens=grouped.size())
@@ -553,9 +555,9 @@ def tokens_figure(tables: Tables) -> Any:
     for ax, name, color in ((number_of_steps, "mean_steps", BLUE), (pruned, "pruned", ORANGE)):
         ax.barh(rows, table[name].fillna(0), 0.7, color=color)
     labels = []
-    for line in table.to_dict("records"):  # visible spaces, or the id without a text
-        text = short_label(line["text"].replace(" ", "\N{OPEN BOX}"))
-        labels.append(f"{text or line['id']} ({line['count']})")
+    for row in table.to_dict("records"):  # visible spaces, or the id without a text
+        text = short_label(row["text"].replace(" ", "\N{OPEN BOX}"))
+        labels.append(f"{text or row['id']} ({row['count']})")
     number_of_steps.set_yticks(rows, labels, parse_math=False)
     number_of_steps.invert_yaxis()
     number_of_steps.set_xlim(0, max(max_steps, 1))
@@ -571,11 +573,11 @@ def utility_figure(tables: Tables) -> Any:
     figure, (ax,) = panels(6.4, 3.8, 1)
     gains = table.set_index("bucket").filter(regex=r"^step_\d+$").T.set_axis(list(BUCKETS), axis=1)
     columns = {
-        line["bucket"]: (
-            f"{line['bucket']}: step-0 loss {line['from']:.3g} to {line['to']:.3g}",
-            BUCKETS[line["bucket"]],
+        row["bucket"]: (
+            f"{row['bucket']}: step-0 loss {row['from']:.3g} to {row['to']:.3g}",
+            BUCKETS[row["bucket"]],
         )
-        for line in table.to_dict("records")
+        for row in table.to_dict("records")
     }
     draw_bars(ax, gains.assign(step=range(1, len(gains) + 1)), "step", columns)
     ax.axhline(0, color=GREY, linewidth=0.8)
@@ -588,11 +590,11 @@ def sweep_figure(tables: Tables) -> Any:
     table = tables["sweep"]
     figure, axes = panels(10, 3.8, 2, sharey=True)
     for ax, name in zip(axes, ("easy", "hard"), strict=True):
-        chosen = table[table["bucket"] == name]
-        draw_lines(ax, chosen, "mean_steps", {"loss_change": (None, BUCKETS[name])})
-        for line in chosen.to_dict("records"):
-            point = line["mean_steps"], line["loss_change"]
-            ax.annotate(f"{line['alpha']:g}", point, (3, 3), textcoords="offset points", size=7)
+        rows = table[table["bucket"] == name]
+        draw_lines(ax, rows, "mean_steps", {"loss_change": (None, BUCKETS[name])})
+        for row in rows.to_dict("records"):
+            point = row["mean_steps"], row["loss_change"]
+            ax.annotate(f"{row['alpha']:g}", point, (3, 3), textcoords="offset points", size=7)
         ax.axhline(0, color=GREY, linewidth=0.8)
         ax.set_title(f"{name} tokens; numbers are alpha", fontsize=10)
         finish(ax, "mean executed steps of these tokens")

@@ -177,14 +177,14 @@ def query_tables(
     ``gold`` is None if the data have no steps; ``group`` is a property of the query, e.g. its
     number of operations.
     """
-    lines, order, first_wrong = [], 0, math.nan
+    rows, order, first_wrong = [], 0, math.nan
     for chunk, (thought, gold_thought) in enumerate(
         zip(predicted.thoughts, predicted.thoughts if gold is None else gold, strict=True)
     ):
         right = thought.tokens == gold_thought.tokens
         order += bool(gold_thought.tokens)
         first_wrong = chunk if not right and math.isnan(first_wrong) else first_wrong
-        lines.append(
+        rows.append(
             {
                 "group": group,
                 "chunk": chunk,
@@ -197,7 +197,7 @@ def query_tables(
             }
         )
     query = {"group": group, "rounds": predicted.rounds, "known": gold is not None}
-    return query | {"nontrivial": predicted.nontrivial, "first_wrong": float(first_wrong)}, lines
+    return query | {"nontrivial": predicted.nontrivial, "first_wrong": float(first_wrong)}, rows
 
 
 def written_out(
@@ -291,8 +291,8 @@ def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
     The columns are ``rows``, the number of such thoughts, and ``accuracy``, the share that the
     model has in the same chunk.
     """
-    lines = chunk_lines[chunk_lines["known"] & (chunk_lines["order"] > 0)]
-    grouped = lines.groupby("order")["right"]
+    rows = chunk_lines[chunk_lines["known"] & (chunk_lines["order"] > 0)]
+    grouped = rows.groupby("order")["right"]
     table = pd.DataFrame({"rows": grouped.size(), "accuracy": grouped.mean()})
     return table.rename_axis("thought").reset_index()
 
@@ -310,12 +310,12 @@ def rounds(queries: pd.DataFrame) -> pd.DataFrame:
 
 def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
     """Returns a table with one row per group of queries: ``rows`` and values of ``summary``."""
-    lines = []
+    rows = []
     for group, part in queries.groupby("group"):
         values = summary(part, chunk_lines[chunk_lines["group"] == group])
         names = ("accuracy", "accuracy_nontrivial", "all_right", "rounds", "nontrivial")
-        lines.append({"group": group, "rows": len(part), **{name: values[name] for name in names}})
-    return pd.DataFrame(lines)
+        rows.append({"group": group, "rows": len(part), **{name: values[name] for name in names}})
+    return pd.DataFrame(rows)
 
 
 # ---- the report
@@ -363,9 +363,9 @@ def text_figure(tables: Tables) -> Any:
     figure, (ax,) = panels(9, 1.2 + 0.28 * len(table), 1)
     rows = range(len(table))
     ax.barh(rows, table["length"], 0.7, color=BLUE)
-    for y, line in zip(rows, table.to_dict("records"), strict=True):
-        text = f" {line['thought']}" if line["thought"] else " nothing"
-        ax.text(line["length"], y, text, va="center", fontsize=7, parse_math=False)
+    for y, row in zip(rows, table.to_dict("records"), strict=True):
+        text = f" {row['thought']}" if row["thought"] else " nothing"
+        ax.text(row["length"], y, text, va="center", fontsize=7, parse_math=False)
     labels = [text.replace("\n", " ").strip() for text in table["text"]]
     ax.set_yticks(rows, labels, parse_math=False)
     ax.invert_yaxis()
