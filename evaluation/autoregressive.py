@@ -198,7 +198,7 @@ def score_pairs(
     compute = ComputeCounter() if compute is None else compute
     most_tokens = batch_size * drawn.windows["tokens"].shape[1]
     groups = list(bucket_by_length(drawn.column + 1, most_tokens))
-    batches = compute.watch(prefix_batch(drawn, chosen, tokenizer.eos_id) for chosen in groups)
+    batches = compute.watch(prefix_batch(drawn, indices, tokenizer.eos_id) for indices in groups)
     with recording(**compute.steps):
         prefix, likelihood = _prefix_nats(model, groups, batches, precision)
     with recording(flops=compute.count_flops):
@@ -225,12 +225,12 @@ def _prefix_nats(
     nats = torch.empty(total, dtype=torch.float64)
     likelihood = model.likelihood
     with tqdm(total=total, desc="prefixes", unit=" positions", disable=None) as bar:
-        for chosen, batch in zip(groups, batches, strict=True):
+        for indices, batch in zip(groups, batches, strict=True):
             scores = score_batch(model, batch, precision)
             # a row has one target, so the sum over its columns is that target's log-probability
             log_prob = scores.log_prob.double().sum(dim=1) + scores.sequence_term.double()
-            nats[chosen], likelihood = -log_prob.detach().cpu(), scores.kind
-            bar.update(len(chosen))
+            nats[indices], likelihood = -log_prob.detach().cpu(), scores.kind
+            bar.update(len(indices))
     return nats, likelihood
 
 
@@ -248,14 +248,14 @@ def bucket_by_length(lengths: Tensor, most_tokens: int) -> Iterator[Tensor]:
         start += size
 
 
-def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
-    """Returns the batch of the prefixes of the targets with indices ``chosen`` (B,).
+def prefix_batch(drawn: DrawnTargets, indices: Tensor, eos_id: int) -> Batch:
+    """Returns the batch of the prefixes of the targets at ``indices`` (B,).
 
     It has the keys of `datamodules.text.as_batch` except ``num_bytes``, and ``context``, the length
     of each prefix. The only target of a row is the one after its prefix. Prefixes keep the
     ``sequence_id`` of their window, so that a method's random draws are the same as blockwise.
     """
-    row, last = drawn.row[chosen], drawn.column[chosen, None]  # (B,), (B, 1)
+    row, last = drawn.row[indices], drawn.column[indices, None]  # (B,), (B, 1)
     position = torch.arange(int(last.max()) + 1)  # (T,), T the longest prefix
     tokens, targets, mask = (
         drawn.windows[key][row, : len(position)] for key in ("tokens", "targets", "mask")
@@ -266,7 +266,7 @@ def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
         "targets": torch.where(position == last, targets, IGNORE),
         "mask": mask,
         "sequence_id": drawn.windows["sequence_id"][row],
-        "context": drawn.column[chosen] + 1,
+        "context": drawn.column[indices] + 1,
     }
 
 

@@ -260,11 +260,11 @@ def run(settings: Namespace) -> None:
     fits, runs = fit_groups(runs, settings.baseline, settings.law)
     curves = {name: fit.as_dict() for name, fit in fits.items()}
     columns = runs[["file", "x", "y", *MULTIPLIERS]].rename(columns={"x": size, "y": y})
-    lines = {
+    rows = {
         name: {**curve, "runs": columns[runs["group"] == name].to_dict("records")}
         for name, curve in curves.items()
     }
-    result = {"x": size, "y": y, "baseline": settings.baseline, "fits": lines}
+    result = {"x": size, "y": y, "baseline": settings.baseline, "fits": rows}
     report_result(scaling_table(curves, runs, size, y), result, target)
     if picture is not None:
         write_picture(scaling_figure(runs, fits, size, y), picture)

@@ -206,13 +206,13 @@ def point_line(variant: SweepVariant, label: str, result: Mapping[str, Any]) -> 
     }
 
 
-def points_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def points_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Returns the points with the ``line`` of each, and whether it is on a ``frontier_COST``.
 
     A point is on the Pareto frontier of a cost if no other point with the same kind of likelihood
     is at least as good in cost and perplexity and better in one of them.
     """
-    points = pd.DataFrame(list(lines), dtype=object)
+    points = pd.DataFrame(list(rows), dtype=object)
     points["line"] = _lines(points)
     for cost in SWEEP_COSTS:
         kinds = points.groupby("likelihood")[[cost, "perplexity"]]
@@ -372,18 +372,18 @@ def run(settings: Namespace) -> None:
     data = build_data(variants[0].checkpoint, recipe)
     prepare_for_all(data, [(variant.checkpoint, variant.outline) for variant in variants], "ckpts")
     options = {key: settings[key] for key in ("split", "precision", "limit_batches", "device")}
-    lines = []
+    rows = []
     for variant, label in zip(variants, labels, strict=True):
         try:
             result, _ = score_checkpoint(variant.checkpoint, data, variant.changes, **options)
-            lines.append(point_line(variant, label, result))
+            rows.append(point_line(variant, label, result))
         except ValueError as error:  # also if weights have another shape
             if not variant.dials:
                 raise
             skipped.append(_skipped(variant.name, variant.dials, error))
-    if not lines:
+    if not rows:
         raise ValueError(skipped[-1])
-    points = points_frame(lines)
+    points = points_frame(rows)
     print(shown_points(points))
     for reason in skipped:
         print(f"skipped: {reason}")

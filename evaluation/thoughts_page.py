@@ -56,13 +56,13 @@ def page(traces: Sequence[TokenTrace]) -> str:
         max(sum(len(row["text"]) + 1 for row in rows) for rows in zip_columns)
         for zip_columns in zip(*(model["columns"] for model in models), strict=True)
     ]
-    lines, used = list[list[int]](), 0
+    text_lines, used = list[list[int]](), 0
     for column, width in enumerate(widths):
         if not width:
             continue
-        if not lines or used + width > LINE:
-            lines, used = [*lines, []], 0
-        lines[-1].append(column)
+        if not text_lines or used + width > LINE:
+            text_lines, used = [*text_lines, []], 0
+        text_lines[-1].append(column)
         used += width
     max_nats = max(float(np.nanmax([0.0, *trace.tokens["nats"]])) for trace in traces)
     data = [
@@ -72,7 +72,7 @@ def page(traces: Sequence[TokenTrace]) -> str:
     context = {
         "text": text,
         "models": models,
-        "lines": lines,
+        "lines": text_lines,
         "data": data,
         "most": max_nats or 1.0,
     }

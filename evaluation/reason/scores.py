@@ -196,12 +196,12 @@ def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = No
     setting, one row per model that also has ``speed_up``.
     """
     if against is None:
-        lines = [
+        rows = [
             {"label": result["label"], **group}
             for result in results
             for group in result["by_group"]
         ]
-        return pd.DataFrame(lines, dtype=object).drop(columns="questions")
+        return pd.DataFrame(rows, dtype=object).drop(columns="questions")
     points = pd.DataFrame(results, dtype=object).reindex(
         columns=["label", "accuracy", "standard_error", "speed_up"]
     )
