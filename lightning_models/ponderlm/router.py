@@ -227,5 +227,5 @@ def _bottom_means(values: Tensor, counts: Tensor) -> Tensor:
     The mean of none is 0. The counts stay on the device, without a synchronisation.
     """
     ordered = values.sort(dim=0).values  # (N, K), ascending
-    chosen = torch.arange(len(values), device=values.device)[:, None] < counts
-    return ordered.where(chosen, 0.0).sum(dim=0) / counts.clamp(min=1)
+    is_bottom = torch.arange(len(values), device=values.device)[:, None] < counts
+    return ordered.where(is_bottom, 0.0).sum(dim=0) / counts.clamp(min=1)

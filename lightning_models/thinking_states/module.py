@@ -220,8 +220,10 @@ class ThinkingStatesLM(ReasoningLM):
         self, h: Tensor, matrix: Tensor, targets: ThoughtTargets, output: LossOutput
     ) -> None:
         """Adds the accuracies of T, in a second pass over the vocabulary: losses keep no logits."""
-        chosen = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(targets.tokens.shape)
-        right = chosen == targets.tokens  # (B, P)
+        predicted = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(
+            targets.tokens.shape
+        )
+        right = predicted == targets.tokens  # (B, P)
         output.stats |= {
             "thought_accuracy": Mean((right & targets.nontrivial).sum(), targets.nontrivial.sum()),
             "trivial_accuracy": Mean((right & targets.trivial).sum(), targets.trivial.sum()),

@@ -344,8 +344,8 @@ class ThoughtLayout:
 
     def _thinking_width(self, batch: dict[str, Tensor]) -> int:
         """Returns W; T reads the tokens of answers only if they can complete a chunk."""
-        wide = self.grid.in_answers or self.grid.mode == "absolute"
-        return self._width(batch) if wide else batch["query"].shape[1]
+        whole_row = self.grid.in_answers or self.grid.mode == "absolute"
+        return self._width(batch) if whole_row else batch["query"].shape[1]
 
     def _chunks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the chunks (B, n) that fit this batch's widths, and which of them think."""
