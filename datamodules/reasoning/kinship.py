@@ -434,13 +434,13 @@ def _longer(genealogy: Family, facts: list[Fact], draws: Draws) -> list[Fact] | 
     used = people_of(facts)
     for i in draws.shuffled(range(len(facts))):
         a, b, _ = facts[i]
-        ways = [
+        options = [
             (Fact(a, c, relation), Fact(c, b, genealogy.kin[c][b]))
             for c, relation in genealogy.kin[a].items()
             if c not in used and (relation, genealogy.relation(c, b)) in COMPOSITION
         ]
-        if ways:
-            return [*facts[:i], *draws.pick(ways), *facts[i + 1 :]]
+        if options:
+            return [*facts[:i], *draws.pick(options), *facts[i + 1 :]]
     return None
 
 

@@ -146,8 +146,8 @@ def longest_prefix(
     low, high = first, stop  # bisection; the prefix up to low always fits
     while (low < high).any():
         middle = (low + high + 1) // 2
-        some = np.maximum(middle, first + 1)  # avoids empty runs for settled rows
-        fits = index.lexical(first, some) <= max_lexical
+        ends = np.maximum(middle, first + 1)  # avoids empty runs for settled rows
+        fits = index.lexical(first, ends) <= max_lexical
         low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         high = np.maximum(low, high)
     return low
