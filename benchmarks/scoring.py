@@ -99,8 +99,11 @@ def requests_of(shape: Shape, lexicon: list[str], questions: int) -> list[Any]:
         # the mean of u^a is 1 / (a + 1)
         power = shortest / shape.start - 1 if shape.start else math.inf
         start = texts[0][: round(shortest * draw.random() ** power)]
-        for choice, one in enumerate(texts):
-            pair, labels = (context, "".join(start + one[len(start) :])), ("task", question, 1)
+        for choice, choice_text in enumerate(texts):
+            pair, labels = (
+                (context, "".join(start + choice_text[len(start) :])),
+                ("task", question, 1),
+            )
             requests.append(Instance("loglikelihood", {}, pair, choice, metadata=labels))
     return requests
 

@@ -162,7 +162,7 @@ def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> 
     for title, key in study.columns.items():
         table[title] = _numbers(results, key)
         if key.endswith(BITS):
-            table[KIND + title] = [_kind(key, line) for line in results.to_dict("records")]
+            table[KIND + title] = [_kind(key, row) for row in results.to_dict("records")]
     seconds = [run_dir.record["train"]["seconds"] for _, run_dir in trained]
     return table.assign(
         seconds=seconds, settings=[study.settings_digest(run) for run, _ in trained]
