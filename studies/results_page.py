@@ -46,8 +46,8 @@ def compare(study: Study, trained: Trained, output: Path, introduction: str = ""
     Scores of their evaluations are reused if the comparison would measure the same values.
     """
     argv = ["compare", *(f"{run.title}={run_dir.training}" for run, run_dir in trained)]
-    options = {"output": output, "title": study.title, "introduction": introduction}
-    for key, value in {**options, **study.compare}.items():
+    named = {"output": output, "title": study.title, "introduction": introduction}
+    for key, value in {**named, **study.compare}.items():
         argv += [f"--{key}", str(value)]
     output.parent.mkdir(parents=True, exist_ok=True)
     code = evaluate(argv)
@@ -162,7 +162,7 @@ def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> 
     for title, key in study.columns.items():
         table[title] = _numbers(results, key)
         if key.endswith(BITS):
-            table[KIND + title] = [_kind(key, row) for row in results.to_dict("records")]
+            table[KIND + title] = [_kind(key, line) for line in results.to_dict("records")]
     seconds = [run_dir.record["train"]["seconds"] for _, run_dir in trained]
     return table.assign(
         seconds=seconds, settings=[study.settings_digest(run) for run, _ in trained]
@@ -213,8 +213,8 @@ def _mean(values: pd.Series) -> str:
     values = values.dropna()
     if values.empty:
         return "-"
-    spread = f" ({values.min():.5g} to {values.max():.5g})" if len(values) > 1 else ""
-    return f"{values.mean():.5g}{spread}"
+    several = f" ({values.min():.5g} to {values.max():.5g})" if len(values) > 1 else ""
+    return f"{values.mean():.5g}{several}"
 
 
 def _kind_of(name: str, group: pd.DataFrame) -> str:
