@@ -40,9 +40,9 @@ class TimeRatio(NamedTuple):
 
 def compare(ours: Step, theirs: Step, rounds: int) -> TimeRatio:
     """Times both alternately for ``rounds`` rounds, after one uncounted run each."""
-    mine, others = in_turn((ours, theirs), rounds)
-    ratios = (a / b for a, b in zip(mine, others, strict=True))
-    return TimeRatio(statistics.median(mine), statistics.median(others), statistics.median(ratios))
+    first, second = in_turn((ours, theirs), rounds)
+    ratios = (a / b for a, b in zip(first, second, strict=True))
+    return TimeRatio(statistics.median(first), statistics.median(second), statistics.median(ratios))
 
 
 def in_turn(runs: Sequence[Step], rounds: int, *, cpu_time: bool = False) -> list[list[float]]:

@@ -54,10 +54,10 @@ MOST, TOLERANCE = 200e6, 0.15
 
 def outline(config: str, sizes: dict[str, int]) -> LanguageModel:
     """Returns a config's model at different sizes, without a network."""
-    here = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
-    model = without_files(LatentCLI([f"--config={config}", *here], run=False).model)
-    known = {field.name for field in dataclasses.fields(model.config)}
-    changes: dict[str, Any] = {key: size for key, size in sizes.items() if key in known}
+    options = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
+    model = without_files(LatentCLI([f"--config={config}", *options], run=False).model)
+    fields = {field.name for field in dataclasses.fields(model.config)}
+    changes: dict[str, Any] = {key: size for key, size in sizes.items() if key in fields}
     model.config = dataclasses.replace(model.config, **changes)
     return model
 

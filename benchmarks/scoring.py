@@ -99,9 +99,12 @@ def requests_of(shape: Shape, lexicon: list[str], questions: int) -> list[Any]:
         # the mean of u^a is 1 / (a + 1)
         power = shortest / shape.start - 1 if shape.start else math.inf
         start = texts[0][: round(shortest * draw.random() ** power)]
-        for choice, one in enumerate(texts):
-            pair, about = (context, "".join(start + one[len(start) :])), ("task", question, 1)
-            requests.append(Instance("loglikelihood", {}, pair, choice, metadata=about))
+        for choice, choice_text in enumerate(texts):
+            pair, labels = (
+                (context, "".join(start + choice_text[len(start) :])),
+                ("task", question, 1),
+            )
+            requests.append(Instance("loglikelihood", {}, pair, choice, metadata=labels))
     return requests
 
 
@@ -124,8 +127,8 @@ def gpt2_pair(options: Options) -> tuple[Any, TransformerLM]:
         embd_pdrop=0.0,
         resid_pdrop=0.0,
     )
-    theirs = GPT2LMHeadModel(config)
-    return theirs, import_transformers(theirs)
+    baseline = GPT2LMHeadModel(config)
+    return baseline, import_transformers(baseline)
 
 
 def method(options: Options) -> LanguageModel:
@@ -151,45 +154,45 @@ def sides(options: Options) -> tuple[Any, Any, list[str]]:
     from datamodules.sentences.splitters import parse_splitter
     from evaluation.tasks.adapter import HarnessModel
 
-    theirs, ours = (None, method(options)) if options.model else gpt2_pair(options)
-    written, size = tokenizer_json(options.vocab), options.batch
-    tokenizer: Tokenizer = JsonTokenizer("words", written)
-    if ours.reads == "sentences":
+    baseline, contender = (None, method(options)) if options.model else gpt2_pair(options)
+    tokenizer_text, size = tokenizer_json(options.vocab), options.batch
+    tokenizer: Tokenizer = JsonTokenizer("words", tokenizer_text)
+    if contender.reads == "sentences":
         tokenizer = SentenceTokenizer(tokenizer, parse_splitter("rules"), max_sentence_tokens=64)
-    if theirs is not None:
+    if baseline is not None:
         ends = {"eos_token": END, "bos_token": END}
-        fast = PreTrainedTokenizerFast(tokenizer_object=Inner.from_str(written), **ends)
+        fast = PreTrainedTokenizerFast(tokenizer_object=Inner.from_str(tokenizer_text), **ends)
         device = options.device
-        theirs = HFLM(pretrained=theirs.eval(), tokenizer=fast, batch_size=size, device=device)
-    vocabulary = json.loads(written)["model"]["vocab"]
+        baseline = HFLM(pretrained=baseline.eval(), tokenizer=fast, batch_size=size, device=device)
+    vocabulary = json.loads(tokenizer_text)["model"]["vocab"]
     lexicon = [" " + word[1:] for word in vocabulary if word[0] == SPACE and len(word) > 1]
-    model = ours.to(options.device).eval()
+    model = contender.to(options.device).eval()
     alike: dict[str, Any] = {"context": nullcontext, "progress": False}
-    return theirs, HarnessModel(model, tokenizer, batch_size=size, **alike), lexicon
+    return baseline, HarnessModel(model, tokenizer, batch_size=size, **alike), lexicon
 
 
 def rows(options: Options) -> Rows:
     """Yields one row per task."""
-    theirs, ours, lexicon = sides(options)
+    baseline, contender, lexicon = sides(options)
     for name in options.tasks:
         requests = requests_of(SHAPES[name], lexicon, options.questions)
 
         def shared(requests: list[Any] = requests) -> list[Any]:
-            return list(ours.loglikelihood(requests))
+            return list(contender.loglikelihood(requests))
 
         def whole(requests: list[Any] = requests) -> list[Any]:
-            with patch.object(type(ours.model), "shares_prefixes", False):
-                return list(ours.loglikelihood(requests))
+            with patch.object(type(contender.model), "shares_prefixes", False):
+                return list(contender.loglikelihood(requests))
 
         def hf(requests: list[Any] = requests) -> list[Any]:
-            return list(theirs.loglikelihood(requests, disable_tqdm=True))
+            return list(baseline.loglikelihood(requests, disable_tqdm=True))
 
-        runs = (shared, whole) if theirs is None else (shared, whole, hf)
+        runs = (shared, whole) if baseline is None else (shared, whole, hf)
         times = in_turn(runs, options.rounds, cpu_time=options.cpu_time)
         seconds = torch.tensor(times)  # (runs, rounds)
         row = {"task": name, "requests": len(requests), "ours s": seconds[0].median().item()}
         row["to whole rows"] = (seconds[0] / seconds[1]).median().item()
-        if theirs is not None:
+        if baseline is not None:
             row["to hf"] = (seconds[0] / seconds[2]).median().item()
             row["whole rows to hf"] = (seconds[1] / seconds[2]).median().item()
         pairs = list(zip(shared(), runs[-1](), strict=True))

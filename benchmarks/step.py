@@ -109,8 +109,8 @@ def flops(model: LanguageModel, context: int, **changes: Any) -> float:
 
 def equal_layers(target: float, model: LanguageModel, context: int) -> int:
     """Returns the number of layers at which training costs about ``target`` FLOPs per token."""
-    one, two = (flops(model, context, num_layers=layers) for layers in (1, 2))
-    return min(max(1 + round((target - one) / (two - one)), 1), MAX_LAYERS)
+    base, with_layer = (flops(model, context, num_layers=layers) for layers in (1, 2))
+    return min(max(1 + round((target - base) / (with_layer - base)), 1), MAX_LAYERS)
 
 
 # ---- contenders
@@ -208,10 +208,10 @@ class TransformersContender(Contender):
         prompts, new = self.batch["tokens"][:, : self.options.prompt], self.options.new
         counts = {"max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
         ones = torch.ones_like(prompts)
-        written: Any = self.network.generate(
+        generated: Any = self.network.generate(
             prompts, attention_mask=ones, do_sample=False, **counts
         )
-        return written[:, prompts.shape[1] :].tolist()
+        return generated[:, prompts.shape[1] :].tolist()
 
 
 def batch_of(model: LanguageModel, options: Options) -> Mapping[str, Any]:
@@ -222,19 +222,19 @@ def batch_of(model: LanguageModel, options: Options) -> Mapping[str, Any]:
     """
     if model.reads != "reasoning":
         return make_batch(model, options.rows, options.length)
-    steps, each = options.steps, options.thoughts // options.steps
-    if options.length % steps or each < 2:
+    steps, step_tokens = options.steps, options.thoughts // options.steps
+    if options.length % steps or step_tokens < 2:
         raise ValueError(
             f"steps ({steps}) must divide length ({options.length}) and leave at least two of "
             f"thoughts ({options.thoughts}) each"
         )
-    return question_batch(options.rows, options.length, steps, each, options.vocab, answer=4)
+    return question_batch(options.rows, options.length, steps, step_tokens, options.vocab, answer=4)
 
 
-def contender(which: str, options: Options) -> Contender:
+def contender(side: str, options: Options) -> Contender:
     """Returns the contender ``model`` or ``against``."""
     first = outline(options.model, [*options.config, *options.model_config], options)
-    if which == "model":
+    if side == "model":
         return Contender(first, options)
     if options.against == TRANSFORMERS:
         return TransformersContender(options)
@@ -254,19 +254,19 @@ def build_step(options: Options) -> Step:
 def rows(options: Options) -> Rows:
     """Yields times, rates and, if requested, memory of each phase."""
     for phase in options.what:
-        ours, theirs = contender("model", options), contender("against", options)
-        time = harness.compare(ours.step(phase), theirs.step(phase), options.rounds)
+        first, second = contender("model", options), contender("against", options)
+        time = harness.compare(first.step(phase), second.step(phase), options.rounds)
         row: dict[str, Any] = {"step": phase, f"{options.model} s": time.ours}
         row |= {f"{options.against} s ": time.theirs, "ratio": time.ratio}
         counted = options.new * options.rows if phase == "decode" else None
-        row["tokens/s"] = (counted or ours.tokens) / time.ours
-        row["tokens/s against"] = (counted or theirs.tokens) / time.theirs
-        row["FLOPs/token ratio"] = ours.flops / theirs.flops
+        row["tokens/s"] = (counted or first.tokens) / time.ours
+        row["tokens/s against"] = (counted or second.tokens) / time.theirs
+        row["FLOPs/token ratio"] = first.flops / second.flops
         if options.peak:
             settings = {**vars(options), "phase": phase}
-            for which in ("model", "against"):
-                peak = harness.in_a_process(MODULE, {**settings, "side": which})
-                row[f"MB {which}"] = peak / 1e6
+            for side in ("model", "against"):
+                peak = harness.in_a_process(MODULE, {**settings, "side": side})
+                row[f"MB {side}"] = peak / 1e6
         yield row
 
 

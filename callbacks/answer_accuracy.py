@@ -28,7 +28,7 @@ class Question:
         query: BOS or EOS, followed by the question.
         answer: The correct answer, without EOS.
         steps: The reasoning steps of the data, none in windows.
-        group: Value of the property that groups accuracies.
+        group: Value of the property by which accuracies are grouped.
         sequence_id: Id of the question, independent of its batch.
     """
 
@@ -113,7 +113,7 @@ def longest_text(questions: Sequence[Question], data: Any) -> int:
 
 
 def ask(model: Any, data: Any, questions: Sequence[Question], max_new_tokens: int) -> list[Reply]:
-    """Lets a model answer questions and judges its answers; see `write` and `judge`."""
+    """Generates a model's answers to questions and judges them; see `write` and `judge`."""
     written = write(model, data, questions, max_new_tokens)
     return [judge(model, data, *pair) for pair in zip(questions, written, strict=True)]
 
@@ -228,9 +228,9 @@ class AnswerAccuracy(EvaluationHooks):
         # All ranks log the same names, before checkpoints are ranked.
         asked: Counter[int] = Counter()
         right: Counter[int] = Counter()
-        for their_asked, their_right in gather((self._asked, self._right)):
-            asked += their_asked  # drops zeros
-            right += their_right
+        for rank_asked, rank_right in gather((self._asked, self._right)):
+            asked += rank_asked  # drops zeros
+            right += rank_right
         if not asked:
             return
         name = f"{stage}/accuracy"

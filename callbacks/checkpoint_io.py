@@ -47,7 +47,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_file(target, checkpoint, sole=True)
-            _remove_shards(target, but=checkpoint.get(shards.KEY, {}).get("folder"))
+            _remove_shards(target, keep=checkpoint.get(shards.KEY, {}).get("folder"))
         except (OSError, RuntimeError) as error:
             reason = _system_error(error)
             if reason is None:
@@ -84,13 +84,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Removes a checkpoint and its parts."""
         super().remove_checkpoint(path)
         if "://" not in str(path):
-            _remove_shards(Path(path), but=None)
+            _remove_shards(Path(path), keep=None)
 
 
-def _remove_shards(target: Path, but: str | None) -> None:
+def _remove_shards(target: Path, keep: str | None) -> None:
     """Removes a checkpoint file's folders of parts except one, including folders of killed runs."""
     for folder in target.parent.glob(f"{glob.escape(target.name)}.shards-*"):
-        if folder.name != but:
+        if folder.name != keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -220,8 +220,10 @@ def load_sharded(
 
     content: dict[str, Any] = read_file(path)
     if shards.KEY in content:
-        like: Any = next(model.parameters())
-        empty = partial(empty_dtensor, device_mesh=like.device_mesh, placements=like.placements)
+        parameter: Any = next(model.parameters())
+        empty = partial(
+            empty_dtensor, device_mesh=parameter.device_mesh, placements=parameter.placements
+        )
         content = shards.whole(path, content, empty, together=True)
         model.load_state_dict(content["state_dict"], strict=model.strict_loading)
     else:
@@ -255,13 +257,13 @@ def _in_shards(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     parameters: dict[int, Any] = {idx: p for group in pairs for idx, p in group}
 
     def cut(idx: int, value: Any) -> Any:
-        like = parameters[idx]
-        is_moment = isinstance(value, torch.Tensor) and value.shape == like.shape
+        parameter = parameters[idx]
+        is_moment = isinstance(value, torch.Tensor) and value.shape == parameter.shape
         if not is_moment or isinstance(value, DTensor):
             return value
         # every rank has read the file, so nothing is sent; the copy releases its memory
         return distribute_tensor(
-            value, like.device_mesh, like.placements, src_data_rank=None
+            value, parameter.device_mesh, parameter.placements, src_data_rank=None
         ).clone()
 
     moments = {
@@ -279,8 +281,8 @@ def _system_error(error: BaseException | None) -> OSError | None:
 
 
 def _not_written(target: Path, reason: OSError) -> str:
-    before = "the previous one is intact" if target.exists() else "there is no previous one"
+    state = "the previous one is intact" if target.exists() else "there is no previous one"
     return (
-        f"cannot write the checkpoint {target} ({reason.strerror or reason}); {before}. Make room, "
+        f"cannot write the checkpoint {target} ({reason.strerror or reason}); {state}. Make room, "
         "or choose another folder with trainer.default_root_dir, and resume with --ckpt_path last"
     )

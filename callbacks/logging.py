@@ -35,8 +35,8 @@ def log_details(
     the patterns ``cards``, below `WITHIN`, after loss, perplexity and learning rate.
     """
     if isinstance(logger, TensorBoardLogger):
-        shown = [tag for tag in scalars if any(fnmatchcase(tag, card) for card in cards)]
-        scalars = {WITHIN + tag: scalars[tag] for tag in shown}
+        tags = [tag for tag in scalars if any(fnmatchcase(tag, card) for card in cards)]
+        scalars = {WITHIN + tag: scalars[tag] for tag in tags}
     if scalars:
         logger.log_metrics(dict(scalars), step)
 
@@ -61,7 +61,7 @@ def log_text(logger: Logger, tag: str, text: str, step: int) -> None:
 def log_images(logger: Logger, tag: str, images: Sequence[np.ndarray], step: int) -> None:
     """Logs images (height, width, 3) to TensorBoard, W&B or MLflow; other loggers are skipped.
 
-    In TensorBoard they are next to the scalars of `log_details`.
+    TensorBoard shows them next to the scalars of `log_details`.
     """
     writer: Any = getattr(logger, "experiment", None)
     if isinstance(logger, WandbLogger):

@@ -205,8 +205,8 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _head(trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]) -> str:
     rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
-    shown = ", ".join(f"{rate:.3g}" for rate in rates)
-    return f"step {trainer.global_step + 1}, lr {shown}: " + "; ".join(problems)
+    text = ", ".join(f"{rate:.3g}" for rate in rates)
+    return f"step {trainer.global_step + 1}, lr {text}: " + "; ".join(problems)
 
 
 def _untouched(trainer: L.Trainer, optimizer: torch.optim.Optimizer, problems: list[str]) -> str:
@@ -241,8 +241,8 @@ def _describe(trainer: L.Trainer, step: list[_MicroBatch], norm: Tensor | None) 
         return problems
     # A bad loss on one rank makes all gradients bad, so only its origin is named.
     origin = [(r, text) for r, part in enumerate(ranks) for text in part if _IS_LOSS in text]
-    shown = origin or [(r, text) for r, part in enumerate(ranks) for text in part]
-    return [f"rank {r}: {text}" for r, text in shown]
+    parts = origin or [(r, text) for r, part in enumerate(ranks) for text in part]
+    return [f"rank {r}: {text}" for r, text in parts]
 
 
 def _describe_one(micro: _MicroBatch) -> str:

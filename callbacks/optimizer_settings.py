@@ -48,7 +48,7 @@ def _schedulers(trainer: L.Trainer) -> list[LRScheduler]:
 
 
 def _settings(optimizer: Optimizer) -> list[Settings]:
-    """Returns the hyper-parameters of each group, without parameters and kernel choices."""
+    """Returns the hyperparameters of each group, without parameters and kernel choices."""
     return [
         {key: value for key, value in group.items() if key not in KERNEL_CHOICES}
         for group in optimizer.param_groups
@@ -82,8 +82,8 @@ class ScheduleChange(L.Callback):
     """Makes a resumed run follow its configured schedule from the first step, and warns of jumps.
 
     A schedule depends on the length of the run, so the learning rate jumps if that changes. The
-    restored optimiser has the checkpoint's rate for the next step, and the scheduler computes this
-    run's rate, which is used. A different peak rate is not a change of the schedule (see
+    restored optimiser has the checkpoint's rate for the next step; this callback replaces it with
+    the rate of this run's schedule. A different peak rate is not a change of the schedule (see
     ``KeepOptimizerSettings``).
     """
 

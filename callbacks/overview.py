@@ -48,16 +48,17 @@ def batch_line(
         batch: The data module's ``StepBatch``.
         tokens: Number of tokens of the batch.
         rows: Type of the rows; the number of tokens is exact for ``windows`` only.
-        steps: Optimiser steps of the run, or None or infinity if it has no limit.
+        steps: Number of optimiser steps of the run; None or infinity if it has no limit.
         total: Number of tokens of the run, or None if unknown.
     """
     bound = {"windows": "", "sentences": "at most "}.get(rows, "about ")
     of_size, devices = "" if batch.unit == "rows" else bound, batch.devices
     # Devices may share a step of sentences unevenly.
-    most = "" if batch.micro * batch.accumulate * devices == batch.size else "at most "
+    qualifier = "" if batch.micro * batch.accumulate * devices == batch.size else "at most "
     parts = [
-        f"global batch {of_size}{batch.size:,} {batch.unit} = {most}{batch.micro:,} micro-batch x "
-        f"{batch.accumulate} accumulated x {devices} device{'s' if devices > 1 else ''}",
+        f"global batch {of_size}{batch.size:,} {batch.unit} = {qualifier}{batch.micro:,} "
+        f"micro-batch x {batch.accumulate} accumulated x "
+        f"{devices} device{'s' if devices > 1 else ''}",
         f"{bound}{round(tokens):,} tokens per step",
     ]
     if steps is not None:
@@ -72,7 +73,7 @@ def overview(model: Any, row_tokens: int | None = None) -> str:
 
     Args:
         model: A ``LanguageModel`` with its network, on any device.
-        row_tokens: Tokens of a row if rows are documents or questions, None for windows.
+        row_tokens: Number of tokens per row if rows are documents or questions, None for windows.
     """
     parameters = list(model.network.parameters())
     frozen = sum(p.numel() for p in parameters if not p.requires_grad)

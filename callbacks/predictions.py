@@ -90,8 +90,8 @@ class Predictions(L.Callback):
         """
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         limit = pl_module.context_limit
-        room = [self.max_new_tokens if limit is None else limit - length for length in lengths]
-        cuts = [min(self.max_new_tokens, tokens) for tokens in room]
+        budgets = [self.max_new_tokens if limit is None else limit - length for length in lengths]
+        cuts = [min(self.max_new_tokens, tokens) for tokens in budgets]
         size = len(prompts) if len(set(cuts)) == 1 else 1
         texts: list[str] = []
         for start in range(0, len(prompts), size):

@@ -53,7 +53,7 @@ class RandomState:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "RandomState":
-        """Returns the state of a result of ``plain``, whose tensors may be on any device."""
+        """Rebuilds a state from the output of ``plain``, whose tensors may be on any device."""
         algorithm, keys, *rest = plain["numpy"]
         version, internal, gauss_next = plain["python"]
         return cls(
@@ -69,7 +69,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     """Evaluates ``module`` without gradients; restores random states and every submodule's mode.
 
     They are restored after errors too, unlike with Lightning's ``isolate_rng``. Sharded parameters
-    are gathered on every rank, so it is collective.
+    are gathered on every rank, so this is a collective operation.
     """
     random_state = RandomState.capture()
     modes = {child: child.training for child in module.modules()}

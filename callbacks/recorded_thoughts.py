@@ -89,7 +89,7 @@ def thought_text(tokenizer: Any, tokens: Iterable[int]) -> str:
 def parts_of(tokenizer: Any, query: Sequence[int], ends: Sequence[int]) -> list[str]:
     """Splits a query's text after the tokens at ``ends``, without the EOS before it.
 
-    A character of several tokens belongs to the last of them.
+    A character that spans several tokens belongs to the last one.
 
     Args:
         tokenizer: Tokenizer of the data.

@@ -99,7 +99,7 @@ class ResumeState(L.Callback):
     ) -> None:
         state = self._state or RandomState.capture()
         in_step = position.place_in_step(trainer)
-        unfinished = in_step[0] > 0  # also where an error ends the next batch
+        unfinished = in_step[0] > 0  # also if an error ends the next batch
         model: Any = pl_module
         checkpoint[position.RESUME_STATE] = {
             "random": gather(state.plain()),
@@ -137,7 +137,7 @@ class ResumeState(L.Callback):
         if trainer.global_rank < len(states):
             self._state = RandomState.from_plain(states[trainer.global_rank])
         self._gradients = saved["gradients"]
-        sums = saved.get("sums", [])  # older checkpoints have none
+        sums = saved.get("sums", [])  # missing in older checkpoints
         if len(sums) != trainer.world_size:  # rank 0 gets all
             sums = [_added(sums)]
         if trainer.global_rank < len(sums):
@@ -189,7 +189,7 @@ class PendingValidation(L.Callback):
 
     In a checkpoint that is written before the end of a validation, the state of Lightning's loops
     is as if the process had died in the validation's first batch. The loops then repeat the
-    validation with the same epoch and the same step of the log.
+    validation with the same epoch and the same logged step.
     """
 
     def __init__(self) -> None:
@@ -203,15 +203,15 @@ class PendingValidation(L.Callback):
         checkpoint[position.PENDING_VALIDATION] = validation_unfinished(trainer)
         if checkpoint[position.PENDING_VALIDATION]:
             progress = checkpoint["loops"]["fit_loop"][position.VALIDATION_PROGRESS]
-            nothing = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
-            progress["current"] = nothing
-            progress["total"] = {**nothing, "ready": 1, "started": 1}
+            zeros = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
+            progress["current"] = zeros
+            progress["total"] = {**zeros, "ready": 1, "started": 1}
             progress["is_last_batch"] = False
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # older checkpoints have none
+        # the key is missing in older checkpoints
         self._pending = bool(checkpoint.get(position.PENDING_VALIDATION, False))
         self._step = int(checkpoint["global_step"])
         if trainer.strategy.restore_checkpoint_after_setup:  # then after on_fit_start

@@ -9,7 +9,7 @@ import lightning as L
 from callbacks.trainer_state import in_accumulation
 
 RESUME_STATE, PENDING_VALIDATION = "resume_state", "pending_validation"
-"""Keys of a checkpoint, see `ResumeState` and `PendingValidation`."""
+"""Checkpoint keys, see `ResumeState` and `PendingValidation`."""
 STATED = ("global_batch", "global_batch_tokens")
 """Data options that set the batch of a step."""
 _EPOCHS, _BATCHES = "epoch_progress", "epoch_loop.batch_progress"
@@ -23,7 +23,7 @@ def order_of_steps(trainer: L.Trainer) -> dict[str, Any] | None:
 
 
 def convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> bool:
-    """Converts the number of micro-batches of a checkpoint to micro-batches of this run.
+    """Converts a checkpoint's count of micro-batches to micro-batches of this run.
 
     A step can have the same rows in micro-batches of a different size. If both runs set the same
     step size, the number is scaled by the ratio of their micro-batches per step. If only one of
@@ -37,25 +37,30 @@ def convert_micro_batches(trainer: L.Trainer, checkpoint: dict[str, Any]) -> boo
             steps do not have the same rows as this run's.
     """
     saved, order = checkpoint.get(RESUME_STATE) or {}, order_of_steps(trainer)
-    theirs = saved.get("order_of_steps")
+    saved_order = saved.get("order_of_steps")
     state = (checkpoint.get("loops") or {}).get("fit_loop") or {}
-    if (order is None and theirs is None) or _BATCHES not in state:
+    if (order is None and saved_order is None) or _BATCHES not in state:
         return False
     total = state[_BATCHES]["total"]  # the other counts follow from it
-    if order is None or theirs is None or any(order.get(k) != theirs.get(k) for k in STATED):
+    if (
+        order is None
+        or saved_order is None
+        or any(order.get(k) != saved_order.get(k) for k in STATED)
+    ):
         total["processed"] = _batches_of_rows(trainer, checkpoint, total["processed"])
         return True
-    (done, before), now = saved["step_place"], trainer.accumulate_grad_batches
-    if done * now % before:
+    (past, saved_size), size = saved["step_place"], trainer.accumulate_grad_batches
+    if past * size % saved_size:
         raise ValueError(
-            f"the checkpoint was written after {done} of the {before} micro-batches of an "
-            f"optimiser step, within a micro-batch of this run, whose steps have {now}; resume on "
+            f"the checkpoint was written after {past} of the {saved_size} micro-batches of an "
+            f"optimiser step, within a micro-batch of this run, whose steps have {size}; resume on "
             "as many devices with that batch_size, or from a checkpoint between two steps"
         )
-    total["processed"] = total["processed"] * now // before
-    saved["step_start"] = saved["step_start"] * now // before
-    saved["step_place"] = [done * now // before, now]
-    return bool(theirs == order)  # the data module warns of other differences, such as the seed
+    total["processed"] = total["processed"] * size // saved_size
+    saved["step_start"] = saved["step_start"] * size // saved_size
+    saved["step_place"] = [past * size // saved_size, size]
+    # the data module warns of other differences, such as the seed
+    return bool(saved_order == order)
 
 
 def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: int) -> int:
@@ -74,21 +79,21 @@ def _batches_of_rows(trainer: L.Trainer, checkpoint: dict[str, Any], batches: in
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     accumulate, steps = trainer.accumulate_grad_batches, int(checkpoint["global_step"])
     step, order = data.step_batch(trainer.world_size, accumulate), data.order()
-    theirs = (checkpoint.get(type(data).__qualname__) or {}).get("order") or {}
-    stated = (checkpoint.get(RESUME_STATE) or {}).get("order_of_steps") or {}
-    if stated.get("global_batch"):
-        rows = batches * stated["global_batch"] // checkpoint[RESUME_STATE]["step_place"][1]
+    saved_order = (checkpoint.get(type(data).__qualname__) or {}).get("order") or {}
+    saved_settings = (checkpoint.get(RESUME_STATE) or {}).get("order_of_steps") or {}
+    if saved_settings.get("global_batch"):
+        rows = batches * saved_settings["global_batch"] // checkpoint[RESUME_STATE]["step_place"][1]
     else:
-        rows = batches * theirs.get("batch_size", 0) * theirs.get("world_size", 0)
+        rows = batches * saved_order.get("batch_size", 0) * saved_order.get("world_size", 0)
     # An epoch of larger steps drops more rows at its end, so later epochs start at different rows.
     epoch = len(data.training_source()) * step.micro * step.devices // step.size * step.size
-    agree = all(theirs.get(key) == order[key] for key in order if key != "batch_size")
+    agree = all(saved_order.get(key) == order[key] for key in order if key != "batch_size")
     agree &= rows <= epoch or order.get("train_windows") == "random"
     if step.unit != "rows" or not agree or rows != steps * step.size:
         changed = [
-            f"data.{key} to {'null' if stated.get(key) is None else stated[key]}"
+            f"data.{key} to {'null' if saved_settings.get(key) is None else saved_settings[key]}"
             for key in STATED
-            if getattr(data, key, None) != stated.get(key)
+            if getattr(data, key, None) != saved_settings.get(key)
         ]
         raise ValueError(
             f"the {steps} steps of the checkpoint do not have the rows of the first {steps} steps "

@@ -99,10 +99,10 @@ class SaveRunRecord(SaveConfigCallback):
         """
         values = Namespace({key: self.config.get(key) for key in ("model", "data")}).as_dict()
         settings = json.dumps(yaml_values(values), sort_keys=True)
-        of_ranks = gather((path, self.run_id, settings))
-        paths = [record[0] for record in of_ranks]
+        records = gather((path, self.run_id, settings))
+        paths = [record[0] for record in records]
         follow = None not in paths and self.run_id is not None
-        if len(set(paths)) == 1 or (follow and len({record[1:] for record in of_ranks}) == 1):
+        if len(set(paths)) == 1 or (follow and len({record[1:] for record in records}) == 1):
             return
         raise CheckpointError(
             f"ckpt_path: the first process resumes from {paths[0]}, another one from "
@@ -147,9 +147,9 @@ def _escaped(value: Any) -> Any:
 def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     """Returns the log folder of the run that wrote a checkpoint, or None if it is not found.
 
-    It is the one that the checkpoint names (relative to ``root`` unless absolute), else the one of
-    the default layout, ``<log folder>/checkpoints``; in both cases its record must have the same
-    id. Checkpoints without an id, of older versions, are assumed to have the default layout.
+    The folder named in the checkpoint (relative to ``root`` unless absolute) comes first, then the
+    folder of the default layout, ``<log folder>/checkpoints``. Its record must have the same id.
+    Checkpoints without an id, of older versions, are assumed to have the default layout.
 
     Args:
         saved: The checkpoint.
@@ -159,8 +159,8 @@ def log_folder_of(saved: Checkpoint, root: Path) -> Path | None:
     default = [folder.parent] if folder.name == "checkpoints" else []
     if saved.run_id is None:
         return next(iter(default), None)
-    named = [] if saved.log_folder is None else [(root / saved.log_folder).resolve()]
-    return next((path for path in named + default if any(_records(path, saved.run_id))), None)
+    recorded = [] if saved.log_folder is None else [(root / saved.log_folder).resolve()]
+    return next((path for path in recorded + default if any(_records(path, saved.run_id))), None)
 
 
 def loggers_of(saved: Checkpoint, root: Path) -> Any:
@@ -203,10 +203,10 @@ def _portable(folder: Path, root: Path) -> str:
 def free_path(folder: Path, step: int) -> Path:
     """Returns the first free path of config.yaml, config_<step>.yaml, config_<step>_2.yaml, ..."""
     path = folder / "config.yaml"
-    count = 1
+    attempt = 1
     while path.exists():
-        path = folder / (f"config_{step}.yaml" if count == 1 else f"config_{step}_{count}.yaml")
-        count += 1
+        path = folder / (f"config_{step}.yaml" if attempt == 1 else f"config_{step}_{attempt}.yaml")
+        attempt += 1
     return path
 
 

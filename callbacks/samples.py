@@ -66,8 +66,8 @@ class Samples(L.Callback):
         if not self.every_n_validations or self._validations % self.every_n_validations:
             return
         takers = [logger for logger in trainer.loggers if takes_text(logger)]
-        wanted = trainer.strategy.reduce_boolean_decision(bool(takers), all=False)
-        if not (self.prompts and wanted):
+        has_takers = trainer.strategy.reduce_boolean_decision(bool(takers), all=False)
+        if not (self.prompts and has_takers):
             return
         texts, problem = self._generate(trainer, pl_module)
         problems = [message for message in gather(problem) if message]

@@ -184,8 +184,8 @@ class SaveCheckpoints(ModelCheckpoint):
         written = self._last_step == trainer.global_step
         if not (written or self._should_skip_saving_checkpoint(trainer)):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
-        chosen = self.monitor not in (None, MONITOR)
-        if self._unchecked and chosen and self.monitor not in trainer.callback_metrics:
+        has_monitor = self.monitor not in (None, MONITOR)
+        if self._unchecked and has_monitor and self.monitor not in trainer.callback_metrics:
             rank_zero_warn(
                 f"checkpoint.monitor ({self.monitor}) was not logged in this run, so no best "
                 "checkpoint was kept"
@@ -223,11 +223,11 @@ class SaveCheckpoints(ModelCheckpoint):
         names = {*trainer.callback_metrics, *(result.meta.name for result in logged.values())}
         self._check_monitor(trainer, names, f"step {trainer.global_step}")
 
-    def _check_monitor(self, trainer: L.Trainer, names: Collection[str], by: str) -> None:
+    def _check_monitor(self, trainer: L.Trainer, names: Collection[str], option: str) -> None:
         """Raises a ValueError if ``monitor`` is not among the logged names."""
         if self._unchecked and self.monitor not in names:
             raise ValueError(
-                f"checkpoint.monitor ({self.monitor}) was not logged by {by}; choose one of "
+                f"checkpoint.monitor ({self.monitor}) was not logged by {option}; choose one of "
                 f"{', '.join(sorted(trainer.callback_metrics))}, or null"
             )
         self._unchecked = False
@@ -263,14 +263,14 @@ class SaveCheckpoints(ModelCheckpoint):
         self, trainer: L.Trainer, monitor_candidates: dict[str, Tensor]
     ) -> None:
         """Writes ``last.ckpt``, under another name only if that file is another run's."""
-        before = self.last_model_path
+        previous = self.last_model_path
         last = self.format_checkpoint_name(monitor_candidates, self.CHECKPOINT_NAME_LAST)
-        if before != last and self._may_replace(trainer, Path(last)):
+        if previous != last and self._may_replace(trainer, Path(last)):
             self.last_model_path = last
         try:
             super()._save_last_checkpoint(trainer, monitor_candidates)
         except NonFiniteError:
-            self.last_model_path = before
+            self.last_model_path = previous
             raise
 
     def _may_replace(self, trainer: L.Trainer, path: Path) -> bool:

@@ -31,15 +31,16 @@ class Terminated(AgreedEnd):
 ENDING = (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a run; if ranks get several, the first in this order counts."""
 LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)
-"""Signals that stay ignored if the program started so, as background jobs and under nohup."""
+"""Signals that stay ignored if they are ignored when the program starts, e.g. under nohup."""
 
 
 class Termination(SumsOverRanks):
     """Ends training on a signal of ``ENDING``, after a checkpoint.
 
     The current optimiser step is finished, ``last.ckpt`` is written and ``Terminated`` is raised,
-    on all ranks at the same step, whichever of them got the signal. Several ranks finish the next
-    step as well if the signal comes after the reduction of ``NonFinite``, which tells all of them.
+    on all ranks at the same step, whichever of them got the signal. With several ranks, the next
+    step is finished too if the signal comes after the reduction of ``NonFinite``, which informs all
+    ranks.
 
     A validation is aborted at its next batch, after writing a ``last.ckpt`` from which
     ``PendingValidation`` repeats it. The exception is a validation between two accumulated
@@ -51,8 +52,8 @@ class Termination(SumsOverRanks):
     dropped. If SIGINT or SIGHUP is ignored at the start, as in background jobs of a shell script
     and under nohup, it stays ignored.
 
-    Lightning's handlers end without a checkpoint, and with several ranks its handlers of SIGTERM
-    and SIGUSR1 communicate from within the handler.
+    Lightning's handlers end without a checkpoint, and with several ranks its SIGTERM and SIGUSR1
+    handlers communicate between ranks.
 
     A run in which no batch ends for ``stall_minutes`` exits with 1, after each stalled rank has
     written the stacks of all threads to stderr.
@@ -188,10 +189,10 @@ class Termination(SumsOverRanks):
 
 def _drop_output(streams: list[int]) -> None:
     """Redirects streams to the null device: writing to a closed terminal raises an OSError."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
-        os.dup2(nowhere, stream)
-    os.close(nowhere)
+        os.dup2(devnull, stream)
+    os.close(devnull)
 
 
 def _writers(trainer: L.Trainer) -> list[SaveCheckpoints]:

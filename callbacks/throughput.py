@@ -1,4 +1,4 @@
-"""Tokens seen, speed, cost and memory of training, and peak rates of devices."""
+"""Tokens seen, speed, cost and memory of training, and peak rates of GPUs."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from callbacks.hooks import gather
 from callbacks.trainer_state import in_accumulation, log_interval
 
 TOKENS = "train/tokens"
-"""Tag of the log and key of checkpoints for the number of real tokens in training."""
+"""Log tag and checkpoint key of the number of real tokens seen in training."""
 
 
 class Throughput(L.Callback):

@@ -1,8 +1,8 @@
-"""Corpora of questions with one right answer: each window is a question with its answer marked.
+"""Corpora of questions with one correct answer; each window is a question with a marked answer.
 
-The text store has question and answer as two consecutive documents, so each is tokenised by itself:
-the start of the answer is exact for every tokenizer, and the same answer always has the same
-tokens.
+The text store has question and answer as two consecutive documents, so each is tokenised
+separately: the start of the answer is exact for every tokenizer, and the same answer always has the
+same tokens.
 """
 
 from abc import abstractmethod
@@ -33,8 +33,8 @@ class AnswerDataModule(TextDataModule):
 
     Args:
         loss_on: Targets of the loss, in training and evaluation: 'answer' (and the EOS after it),
-            or 'all' tokens. Questions are drawn at random: apart from their wording there is
-            nothing to learn in them, and their tokens outnumber the answers'.
+            or 'all' tokens. Questions are drawn at random: apart from their wording, there is
+            nothing to learn from them, and they have more tokens than the answers.
         train_windows: 'packed' visits each question once per epoch, in a new order; 'random' draws
             questions with replacement.
         **kwargs: See `TextDataModule`.
@@ -69,7 +69,7 @@ class AnswerDataModule(TextDataModule):
             )
         return problems
 
-    # ---- what a corpus writes
+    # ---- implemented by subclasses
 
     @abstractmethod
     def questions(self, split: Split) -> Iterable[tuple[str, str]]:
@@ -87,7 +87,7 @@ class AnswerDataModule(TextDataModule):
         return np.zeros_like(indices)
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a generated answer is correct, ignoring surrounding white space."""
+        """Returns whether a generated answer is correct, ignoring surrounding whitespace."""
         return text.strip() == answer.strip()
 
     # ---- text and batches

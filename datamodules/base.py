@@ -34,21 +34,27 @@ from lightning_models.checkpoint import read_file
 from lightning_models.recipe import build, public_path, trust
 
 
-def range_problems(least: int, most: float = math.inf, /, **values: int | None) -> list[str]:
-    """Returns a clause for every argument outside [`least`, `most`]; None is always in range."""
-    given = {key: value for key, value in values.items() if value is not None}
-    few = [
-        f"{key}={value} must be at least {least}" for key, value in given.items() if value < least
+def range_problems(minimum: int, maximum: float = math.inf, /, **values: int | None) -> list[str]:
+    """Returns a clause for each value outside [`minimum`, `maximum`]; None is always in range."""
+    present = {key: value for key, value in values.items() if value is not None}
+    too_low = [
+        f"{key}={value} must be at least {minimum}"
+        for key, value in present.items()
+        if value < minimum
     ]
-    many = [f"{key}={value} must be at most {most}" for key, value in given.items() if value > most]
-    return few + many
+    too_high = [
+        f"{key}={value} must be at most {maximum}"
+        for key, value in present.items()
+        if value > maximum
+    ]
+    return too_low + too_high
 
 
 def choice_problems(choices: Sequence[str], **values: str) -> list[str]:
     """Returns a clause for every argument that is not one of the choices."""
     wrong = {key: value for key, value in values.items() if value not in choices}
-    named = " or ".join(map(repr, choices))
-    return [f"{key}={value!r} must be {named}" for key, value in wrong.items()]
+    options = " or ".join(map(repr, choices))
+    return [f"{key}={value!r} must be {options}" for key, value in wrong.items()]
 
 
 def raise_problems(problems: Sequence[str]) -> None:
@@ -461,13 +467,13 @@ class LanguageDataModule(TextCorpus):
                 f"{self.fingerprint}: another text, split or tokenizer. Set the data arguments of "
                 "the first run to continue with the same data."
             )
-        before, now = state_dict["order"], self._whole_order()
+        saved, current = state_dict["order"], self._whole_order()
         # If only one of the runs sets the batch of a step, ``ResumeState`` compares the rows.
-        one_states = ("world_size" in before) != ("world_size" in now)
+        one_states = ("world_size" in saved) != ("world_size" in current)
         changed = [
-            f"{key} was {before.get(key)}, is {now[key]}"
-            for key in now
-            if before.get(key) != now[key] and (key in before or not one_states)
+            f"{key} was {saved.get(key)}, is {current[key]}"
+            for key in current
+            if saved.get(key) != current[key] and (key in saved or not one_states)
         ]
         if changed:
             rank_zero_warn(

@@ -4,7 +4,7 @@ Every block of every file is compared with its checksum, every id with the vocab
 document end with the EOS before it. Stores written by older versions have no checksums and get only
 the last two checks.
 
-For a config of a question data set, such as ``configs/data/gsm8k_aug.yaml``, it fetches the data,
+For a config of a question dataset, such as ``configs/data/gsm8k_aug.yaml``, it fetches the data,
 reads all of it, and compares the number of rows with the published one.
 """
 
@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         "folders",
         nargs="+",
         type=Path,
-        help="Stores, folders of stores, or configs of question data sets.",
+        help="Stores, folders of stores, or configs of question datasets.",
     )
     return parser
 

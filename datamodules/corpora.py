@@ -107,11 +107,11 @@ class SplitText(TextDataModule):
         With a token cap, these are the documents that are certain to fit: a token covers at least
         one byte, and each document has an EOS.
         """
-        room = self._train_tokens
+        budget = self._train_tokens
         for text in self.documents("train"):
-            if room is not None:
-                room -= len(text.encode("utf-8", "replace")) + 1
-                if room < 0:
+            if budget is not None:
+                budget -= len(text.encode("utf-8", "replace")) + 1
+                if budget < 0:
                     return
             yield text
 
@@ -119,10 +119,10 @@ class SplitText(TextDataModule):
 class HubCorpus(SplitText):
     """A corpus from the hub, or from local files in its published format.
 
-    Without `data_files` all splits come from the hub. With `data_files` none does: val and test are
-    `val_files` and `test_files`, or are held out from the documents of `data_files`
-    (`val_fraction`, `test_fraction`). With a token cap (`train_tokens`) only the hub files that it
-    needs are fetched.
+    Without `data_files`, all splits come from the hub. With `data_files`, no split does: val and
+    test are `val_files` and `test_files`, or are held out from the documents of `data_files`
+    (`val_fraction`, `test_fraction`). With a token cap (`train_tokens`), only the hub files that
+    are needed are fetched.
 
     Args:
         data_files: Local copy of the training files: one path or glob, or a list of them; null
@@ -269,9 +269,9 @@ _NANOGPT_SHARE, _NANOGPT_SEED = 0.0005, 2357  # from nanoGPT's data/openwebtext/
 class OpenWebText(HubCorpus):
     """OpenWebText, with its last 100,000 documents or nanoGPT's 0.05 % held out for validation.
 
-    The hub has one split. With a token cap only its beginning is read, so the *first*
-    `val_documents` documents are held out, training starts after them, and the log and meta.json
-    say so. From local files the last ones are always held out.
+    The hub has one split. With a token cap, only its beginning is read, so the *first*
+    `val_documents` documents are held out and training starts after them, as the log and meta.json
+    state. With local files, the last documents are always held out.
 
     Hub: Skylion007/openwebtext. Files: parquet or jsonl with the field ``text``.
 
@@ -574,7 +574,7 @@ def articles(lines: Iterable[str], where: str) -> Iterator[str]:
     Text before the first title (in a truncated file) is a separate document.
 
     Args:
-        lines: Lines with or without their line ends.
+        lines: Lines with or without their line endings.
         where: Name of their source, for the message.
 
     Raises:

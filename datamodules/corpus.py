@@ -306,10 +306,10 @@ class TextCorpus(L.LightningDataModule, ABC):
         """Logs the hub commits that were read, unless a full commit was requested."""
         is_own = "revision" in argument_owners(type(self))
         option = "--data.revision" if is_own else "--data.corpus.init_args.revision"
-        asked = (self if is_own else getattr(self, "corpus", self)).hparams.get("revision")
+        revision = (self if is_own else getattr(self, "corpus", self)).hparams.get("revision")
         parts = [part for part in (self.origin, *self.origin.values()) if isinstance(part, dict)]
         commits = {(part.get("name", part.get("hub")), part.get("commit")) for part in parts}
-        for name, commit in sorted((n, c) for n, c in commits if c not in (None, asked)):
+        for name, commit in sorted((n, c) for n, c in commits if c not in (None, revision)):
             rank_zero_info(f"{self._name}: read {name} at {commit}; {option} {commit} repeats it.")
 
     def _log_notes(self, notes: list[str] | None = None) -> list[str]:
@@ -443,7 +443,7 @@ _MAX_HASHES = 2**19  # some 50 MB
 
 
 class Repeats:
-    """Finds documents that occur in several splits, ignoring surrounding white space.
+    """Finds documents that occur in several splits, ignoring surrounding whitespace.
 
     Continuations are skipped: answers recur, and only their questions show whether they leak.
 
@@ -475,19 +475,19 @@ class Repeats:
             self._splits = {k: bits for k, bits in kept if k % self._every == 0}
 
     def describe(self, noun: str) -> str | None:
-        """Returns the number of documents shared by each two splits, or None if there are none.
+        """Returns the number of documents shared by each pair of splits, or None if there are none.
 
         Args:
             noun: Noun for a document in the message, such as "text".
         """
         parts = []
-        for one, other in combinations(SPLITS, 2):
-            both = 1 << SPLITS.index(one) | 1 << SPLITS.index(other)
+        for split, other in combinations(SPLITS, 2):
+            both = 1 << SPLITS.index(split) | 1 << SPLITS.index(other)
             count = self._every * sum(bits & both == both for bits in self._splits.values())
             if count:
-                about = "about " if self._every > 1 else ""
+                approximately = "about " if self._every > 1 else ""
                 verb = " is" if count == 1 else "s are"
-                parts.append(f"{about}{count:,} {noun}{verb} in {one} and in {other}")
+                parts.append(f"{approximately}{count:,} {noun}{verb} in {split} and in {other}")
         return "; ".join(parts) or None
 
 
@@ -519,18 +519,18 @@ def too_much_held_out(
             has separate text and is not counted.
         cures: Remedies besides smaller fractions.
     """
-    asked = {key: share for key, share in shares.items() if share > 0}
-    held: dict[Split, Counts] = {
-        split: c for split, c in counts.items() if f"{split}_fraction" in asked
+    requested = {key: share for key, share in shares.items() if share > 0}
+    held_out: dict[Split, Counts] = {
+        split: c for split, c in counts.items() if f"{split}_fraction" in requested
     }
-    tokens = sum(c.tokens for c in held.values())
+    tokens = sum(c.tokens for c in held_out.values())
     whole = tokens + counts["train"].tokens
-    share = sum(asked.values())
+    share = sum(requested.values())
     if tokens <= _TIMES * share * whole or tokens <= (share + _ABOVE) * whole:
         return None
-    documents = counts["train"].documents + sum(c.documents for c in held.values())
+    documents = counts["train"].documents + sum(c.documents for c in held_out.values())
     return (
-        f"{100 * tokens / whole:.3g}% of the tokens are held out for {' and '.join(held)}, and "
-        f"{' + '.join(asked)} asked for {100 * share:.3g}%: whole documents are held out, and "
+        f"{100 * tokens / whole:.3g}% of the tokens are held out for {' and '.join(held_out)}, and "
+        f"{' + '.join(requested)} asked for {100 * share:.3g}%: whole documents are held out, and "
         f"there are {documents:,}. Use {cures}, or smaller fractions (0 omits the split)."
     )

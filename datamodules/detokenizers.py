@@ -19,7 +19,7 @@ _Rule = tuple[re.Pattern[str], str]
 VERSION = 1
 """Incremented when a rule changes, so that text stored under the old rules is not reused."""
 
-_END = r"(?= |$)"  # before a space, or at the end of the text; not before a line end
+_END = r"(?= |$)"  # before a space, or at the end of the text; not before a line ending
 
 
 def _rules(*pairs: tuple[str, str]) -> list[_Rule]:
@@ -102,7 +102,7 @@ def lm1b(text: str) -> str:
 
 
 def lambada(text: str) -> str:
-    """Returns a passage of LAMBADA after a line end, with straight double quotation marks."""
+    """Returns a passage of LAMBADA after a line ending, with straight double quotation marks."""
     return "\n" + text.translate(_STRAIGHT).strip()
 
 

@@ -1,4 +1,4 @@
-"""Documents to tokens: chunks of consecutive documents, encoded in order by several processes."""
+"""Tokenises chunks of consecutive documents, in order, in several processes."""
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -12,14 +12,15 @@ from torch.utils.data import DataLoader, Dataset
 from datamodules.store import SIZE, Split, token_dtype
 from datamodules.tokenizer_base import Tokenizer
 
-CHUNK_DOCUMENTS = 1024  # maximum number of documents per chunk; a chunk also ends
-CHUNK_BYTES = 2**20  # once it has this much text
+# A chunk ends at whichever comes first: this number of documents, or this much text.
+CHUNK_DOCUMENTS = 1024
+CHUNK_BYTES = 2**20
 # A part ends with the first chunk that reaches this much text. A kill then costs minutes of work,
 # and the whole Pile has some 400 shards, which an open stream keeps open.
 PART_BYTES = 2**31
 # Text to tokenise before workers are started; small corpora need no workers.
 BYTES_BEFORE_WORKERS = 2**23
-MAX_PROCESSES = 16  # by default; one reading and writing process can feed about that many
+MAX_PROCESSES = 16  # default maximum; one process that reads and writes can feed about this many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedChunk:
-    """A chunk as tokens.
+    """A tokenised chunk.
 
     Attributes:
         splits: Split of each document.
@@ -169,8 +170,8 @@ def encode_chunk(tokenizer: Tokenizer, chunk: Chunk) -> EncodedChunk:
     """Returns the tokens of a chunk: BOS (if the tokenizer has one), ids and EOS per document."""
     measured = _encoded(tokenizer, chunk.texts)
     bos_id = tokenizer.text_bos_id
-    given = (Continuation, Encoded)  # no BOS is added to these
-    begins = [bos_id is not None and not isinstance(t, given) for t in chunk.texts]
+    without_bos = (Continuation, Encoded)  # no BOS is added to these
+    begins = [bos_id is not None and not isinstance(t, without_bos) for t in chunk.texts]
     text_sizes = [
         int(sizes.sum()) if isinstance(text, Encoded) else size
         for text, size, (_, sizes) in zip(chunk.texts, chunk.sizes, measured, strict=True)

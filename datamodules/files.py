@@ -85,7 +85,7 @@ class _ZstdFrames(io.RawIOBase):
         return size
 
     def _decompress(self) -> bool:
-        """Decompresses the next piece of the file; returns whether there was one."""
+        """Decompresses the next piece of the file; returns False at its end."""
         packed = self._packed or self._file.read(_PACKED)
         if not packed:
             if self._frame is not None:
@@ -164,15 +164,17 @@ _BEGINNINGS = {
 
 def _refuse_other_encodings(path: Path, head: bytes) -> None:
     """Raises a ValueError if the first bytes of a file show an encoding other than UTF-8."""
-    what = next((what for bytes_, what in _BEGINNINGS.items() if head.startswith(bytes_)), None)
-    if what is None and len(head) > 3:
+    problem = next(
+        (problem for bytes_, problem in _BEGINNINGS.items() if head.startswith(bytes_)), None
+    )
+    if problem is None and len(head) > 3:
         # Without a byte order mark, every other byte of Latin text in UTF-16 is 0.
         even, odd = (head[i::2].count(0) / len(head[i::2]) for i in (0, 1))
-        what = "UTF-16" if max(even, odd) > 0.5 and min(even, odd) < 0.1 else None
-    if what is not None and what.startswith("UTF-"):
-        what = f"is {what}, not UTF-8. Convert it, e.g. with: iconv -f {what} -t UTF-8"
-    if what is not None:
-        raise ValueError(f"{path} {what}")
+        problem = "UTF-16" if max(even, odd) > 0.5 and min(even, odd) < 0.1 else None
+    if problem is not None and problem.startswith("UTF-"):
+        problem = f"is {problem}, not UTF-8. Convert it, e.g. with: iconv -f {problem} -t UTF-8"
+    if problem is not None:
+        raise ValueError(f"{path} {problem}")
 
 
 def not_utf8(path: Path, where: str | None = None) -> ValueError:

@@ -1,4 +1,4 @@
-"""Files of a data set on the Hugging Face hub, fetched at one commit into the hub's cache.
+"""Files of a dataset on the Hugging Face hub, fetched at one commit into the hub's cache.
 
 A repository can change, a commit cannot. The commit is therefore resolved once, before the first
 file, and all files are fetched at it. `readers` reads them like local files; no script of the
@@ -18,13 +18,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from datamodules.tokenizer_base import first_line
 
-CONVERSION = "refs/convert/parquet"  # branch with the hub's conversion of a data set
+CONVERSION = "refs/convert/parquet"  # branch with the hub's conversion of a dataset
 _TIMEOUT = 10  # seconds per request to the hub
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubSplit:
-    """A split of a data set on the hub.
+    """A split of a dataset on the hub.
 
     Attributes:
         name: Repository, e.g. ``"Salesforce/wikitext"``.
@@ -59,14 +59,14 @@ def check_revision(revision: str | None, data_files: str | list[str] | None) -> 
 
 
 def dataset_info(name: str, revision: str | None = None) -> Any:
-    """Returns the hub's record of a data set, with ``sha`` and the files (``siblings``)."""
+    """Returns the hub's record of a dataset, with ``sha`` and the files (``siblings``)."""
     import huggingface_hub
 
     return huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_TIMEOUT)
 
 
 class RowsWarning(UserWarning):
-    """Warns that a data set of the hub does not have the published number of rows."""
+    """Warns that a dataset of the hub does not have the published number of rows."""
 
 
 def check_rows(where: str, rows: int, published: int | None) -> None:
@@ -203,12 +203,12 @@ class HubFiles:
         try:
             yield
         except Exception as error:
-            what, cure = _cause(error)
-            what = what.format(revision=self._revision)
+            problem, cure = _cause(error)
+            problem = problem.format(revision=self._revision)
             reason = f"{type(error).__name__}: {first_line(error)}".removesuffix(".")
             raise CorpusUnavailableError(
-                f"{self._corpus}: {self._name} ({self._label}) {what} ({reason}). {self._cure}, or "
-                f"{cure}."
+                f"{self._corpus}: {self._name} ({self._label}) {problem} ({reason}). "
+                f"{self._cure}, or {cure}."
             ) from error
 
 

@@ -167,13 +167,13 @@ class HubText(SplitText):
             ValueError: If a split has none.
         """
         parts = [self._dataset(split) for split in SPLITS if self.is_separate(split)]
-        known = [getattr(part, "_fingerprint", None) for part in parts]
-        if None in known:
+        fingerprints = [getattr(part, "_fingerprint", None) for part in parts]
+        if None in fingerprints:
             raise ValueError(
                 "dataset has no fingerprint, because it is an IterableDataset: pass "
                 "fingerprint='...', a name that you change whenever the text changes."
             )
-        return "-".join(map(str, known))
+        return "-".join(map(str, fingerprints))
 
     def _files(self) -> dict[str, list[dict[str, Any]]]:
         """Returns name, size and hash of the files in the folder, by split."""

@@ -20,13 +20,13 @@ def only_writer(output: Path) -> Iterator[None]:
     """
     lock = FileLock(output.with_name(f".{output.name}.lock"), timeout=0)
     try:
-        held = lock.acquire()
+        acquired = lock.acquire()
     except Timeout as error:
         raise ValueError(
             f"output ({output}) is being written by another process; wait for it, or name another "
             "file"
         ) from error
-    with held:
+    with acquired:
         yield
 
 

@@ -118,7 +118,7 @@ class JsonTokenizer(Tokenizer):
     def _keep_special_apart(self, inner: Any) -> None:
         """Removes special tokens from decoded text, and encodes text that spells them as text."""
         # Marks tokens as special if the file did not; their ids stay. An ordinary piece, e.g. a
-        # line end, that ends answers but not documents stays text.
+        # line ending, that ends answers but not documents stays text.
         added = {token.content for token in inner.get_added_tokens_decoder().values()}
         eos, *stops = self.special.eos
         bos = [] if self.special.bos is None else [self.special.bos]
@@ -195,7 +195,7 @@ class JsonTokenizer(Tokenizer):
     def _before_prefixes(self) -> re.Pattern[str]:
         """Pattern of the beginning of a continuation, up to the next regular dummy prefix.
 
-        If white space splits words, each word has a prefix, and some files put one after every
+        If whitespace splits words, each word has a prefix, and some files put one after every
         added token.
         """
         if self._continuing is self._inner:
@@ -252,7 +252,7 @@ class JsonTokenizer(Tokenizer):
     @cached_property
     def sure_cuts(self) -> re.Pattern[str] | None:
         """Pattern of positions at which a cut leaves the tokens unchanged; None if unknown."""
-        if any(token.rstrip for token in self._added):  # they absorb the white space after them
+        if any(token.rstrip for token in self._added):  # they absorb the whitespace after them
             return None
         texts = [
             *(token.content for token in self._added),
@@ -345,7 +345,9 @@ class JsonTokenizer(Tokenizer):
             return "cannot restore plain words"
         # A change to every text, e.g. a space before it, must not be attributed to each probe.
         changed = [
-            what for what, text in _PROBES if self._restored(text) != plain.replace(_PLAIN, text, 1)
+            change
+            for change, text in _PROBES
+            if self._restored(text) != plain.replace(_PLAIN, text, 1)
         ]
         if plain != _PLAIN or self._restored(f" {_PLAIN}") != f" {_PLAIN}":
             changed.insert(0, "leading spaces")

@@ -1,4 +1,4 @@
-"""Corpora without a download: local files, and the documentation inside every CPython."""
+"""Corpora that need no download: local files, and the documentation shipped with CPython."""
 
 import ast
 import hashlib
@@ -49,7 +49,7 @@ class LocalText(TextDataModule):
         test_files: Files of the test split. Null holds out test_fraction of the documents of
             data_files.
         text_field: Field (jsonl) or column (parquet) with the text.
-        separator: Regular expression that cuts txt files into documents, e.g. three line ends. Null
+        separator: Regular expression that cuts txt files into documents, e.g. three newlines. Null
             reads each file as one document, except for a single file that is cut into passages.
         format: Format of files with an unknown suffix (Changes.old.gz): 'text', 'jsonl' or
             'parquet'. Null rejects them.
@@ -211,8 +211,8 @@ def files_of_splits(
     files: dict[Split, list[Path]] = {}
     seen: dict[Path, str] = {}
     for split in SPLITS:
-        named = patterns[split]
-        files[split] = [] if named is None else expand(named)
+        paths = patterns[split]
+        files[split] = [] if paths is None else expand(paths)
         for path in files[split]:
             check(path)
             other = seen.setdefault(path.resolve(), FILE_KEYS[split])

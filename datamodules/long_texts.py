@@ -1,7 +1,7 @@
 """Finds cuts in long texts that leave the tokens of the whole text unchanged.
 
-A text is cut between a letter and a mark: a space, a line end, punctuation. The letters and marks
-are chosen for each tokenizer, by one of two rules:
+A text is cut between a letter and a mark: a space, a newline or punctuation. Letters and marks are
+chosen for each tokenizer, by one of two rules:
 
 - The pre-tokenizer splits there in any context. Models see one pre-token at a time, so the tokens
 on both sides are independent.
@@ -9,7 +9,7 @@ on both sides are independent.
 each other, so no merge and no piece crosses the cut. This holds for SentencePiece files, whose
 words start with their spaces.
 
-Both rules are verified on texts that mix known special cases: runs of white space, digits,
+Both rules are verified on texts that mix known special cases: runs of whitespace, digits,
 contractions, combining characters, quotes, brackets, several scripts. A pair that fails on any of
 them is not used.
 """
@@ -79,7 +79,7 @@ def sure_cuts(
         apart: Returns whether no token has a letter of a row of `LETTERS` directly before one of
             the given characters. Called if the pre-tokenizer does not split.
     """
-    ways = []
+    rules = []
     for letters in LETTERS:
         marks = [
             mark
@@ -87,8 +87,8 @@ def sure_cuts(
             if allowed(letters, mark) and _is_sure(pre_tokens, letters, mark, apart)
         ]
         if marks:
-            ways.append(f"(?<=[{letters}])(?=[{re.escape(''.join(marks))}])")
-    return re.compile("|".join(ways)) if ways else None
+            rules.append(f"(?<=[{letters}])(?=[{re.escape(''.join(marks))}])")
+    return re.compile("|".join(rules)) if rules else None
 
 
 def _is_sure(
@@ -123,16 +123,16 @@ def _continued(pre_tokens: PreTokens, letter: str, right: str) -> list[str] | No
 def _probes(letters: str, mark: str) -> tuple[tuple[str, str], ...]:
     """Returns pairs of a text that ends with a letter and a text that starts with the mark."""
     draw = random.Random(f"{letters}{mark}")
-    known = [c for pair in re.findall("(.)-(.)", letters) for c in pair]
+    bounds = [c for pair in re.findall("(.)-(.)", letters) for c in pair]
 
-    def some(most: int) -> str:
-        return "".join(draw.choices(_AROUND, k=draw.randrange(most)))
+    def some(limit: int) -> str:
+        return "".join(draw.choices(_AROUND, k=draw.randrange(limit)))
 
     mixed = tuple(
-        (some(9) + draw.choice(known), mark + draw.choice(("", " ", mark)) + some(9))
+        (some(9) + draw.choice(bounds), mark + draw.choice(("", " ", mark)) + some(9))
         for _ in range(_PROBES)
     )
-    within = tuple((f" {pair[0]}{known[0]}", f"{mark}b{pair[1]} ") for pair in _BRACKETS)
+    within = tuple((f" {pair[0]}{bounds[0]}", f"{mark}b{pair[1]} ") for pair in _BRACKETS)
     return mixed + within
 
 
@@ -145,7 +145,7 @@ def parts_of(text: str, cuts: re.Pattern[str] | None, name: str) -> Iterator[tup
         name: The tokenizer's name, for the message.
     """
     start, last = 0, len(text)
-    while last and not text[last - 1].isalnum():  # a remainder of white space might have no tokens
+    while last and not text[last - 1].isalnum():  # a remainder of whitespace might have no tokens
         last -= 1
     while start < len(text):
         match = None

@@ -2,9 +2,9 @@ r"""Parses numbers in generated text, whatever their spelling, for every grader.
 
 As in the graders of GSM8K and MATH, spelling does not change a number:
 
-- currency signs, a plus, a percent sign, outer spaces, a final period, Markdown and LaTeX markup
-  around it, and trailing zeros after the decimal point are ignored: "$5.00", "5%" and ``\boxed{5}``
-  are 5;
+- currency signs, a plus, a percent sign, surrounding spaces, a final period, Markdown and LaTeX
+  markup around it, and trailing zeros after the decimal point are ignored: "$5.00", "5%" and
+  ``\boxed{5}`` are 5;
 - thousands may be separated by commas, underscores, apostrophes, thin or no-break spaces, or
   LaTeX's ``{,}``: "1,234", "1_234";
 - minus signs and digits of all scripts, "1e3", and fractions are parsed: "1/2" is 0.5, "1 1/2" is
@@ -67,10 +67,10 @@ def same_number(text: str, answer: str) -> bool:
 
     Surrounding spaces and a final period are ignored.
     """
-    ours, theirs = read_number(text), read_number(answer)
-    if ours is None or theirs is None:
+    value, expected = read_number(text), read_number(answer)
+    if value is None or expected is None:
         return text.strip().removesuffix(".") == answer.strip().removesuffix(".")
-    return ours == theirs
+    return value == expected
 
 
 def _plain(text: str) -> str:
@@ -87,9 +87,9 @@ def _fraction(match: re.Match[str]) -> str:
     return f" {ratio}" if match.string[match.start() - 1 : match.start()].isdigit() else ratio
 
 
-def _value(written: str) -> str:
+def _value(spelling: str) -> str:
     """Returns the value of a match; dates and divisions by zero stay unchanged."""
-    text = _IGNORED.sub("", written)
+    text = _IGNORED.sub("", spelling)
     start = next(index for index, character in enumerate(text) if character in ".0123456789")
     whole, _, ratio = text[start:].rpartition(" ")
     try:
@@ -102,13 +102,13 @@ def _value(written: str) -> str:
 
 def _decimal(value: Fraction) -> str:
     """Returns a value as a finite decimal if it has one, else as a fraction."""
-    rest, places = value.denominator, 0
+    rest, decimals = value.denominator, 0
     while rest > 1 and (rest % 2 == 0 or rest % 5 == 0):
         rest //= 10 if rest % 10 == 0 else 2 if rest % 2 == 0 else 5
-        places += 1
+        decimals += 1
     if rest > 1:
         return str(value)
-    digits = str(abs(value.numerator) * 10**places // value.denominator).zfill(places + 1)
-    point = len(digits) - places
+    digits = str(abs(value.numerator) * 10**decimals // value.denominator).zfill(decimals + 1)
+    point = len(digits) - decimals
     sign = "-" if value < 0 else ""
     return sign + ".".join(filter(None, (digits[:point], digits[point:])))

@@ -178,7 +178,7 @@ def _opened(path: Path, stream: TokenStream) -> EpochOrder | None:
 
 
 def _remove_old(path: Path) -> None:
-    """Deletes the oldest order files; except on Windows, readers of a deleted file keep it."""
+    """Deletes the oldest order files; except on Windows, processes that opened them can go on."""
     orders = set(path.parent.glob(f"{path.name.partition('order-')[0]}order-*")) - {path}
     for old in sorted(orders, key=lambda p: p.stat().st_mtime)[: 1 - _KEPT]:
         old.unlink(missing_ok=True)
@@ -199,8 +199,8 @@ class RowOrder:
         count: Number of examples.
         order: 'packed' visits each example once per epoch, in a new order; 'random' draws with
             replacement; None visits them once in stored order (evaluation).
-        rows_per_batch: Number of rows per batch over all ranks, or per step. A training epoch has a
-            multiple of it.
+        rows_per_batch: Number of rows per batch over all ranks, or per step. The number of rows in
+            a training epoch is a multiple of it.
         seed: Non-negative seed.
         kept: Indices of the examples to evaluate, ascending; all by default.
 
@@ -250,11 +250,11 @@ class RowOrder:
         if self._order == "random":
             return (draws(rows, seed=self._seed) % np.uint64(self._count)).astype(np.int64)
         epochs, offsets = np.divmod(rows, len(self))
-        out = np.empty_like(rows)
+        result = np.empty_like(rows)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = self._permutation(int(epoch))[offsets[here]]
-        return out
+            in_epoch = epochs == epoch
+            result[in_epoch] = self._permutation(int(epoch))[offsets[in_epoch]]
+        return result
 
     def sequence_ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns a unique id for each row (B,); in evaluation, the example's index."""
@@ -284,7 +284,7 @@ def in_order(
     Args:
         documents: Texts, read once.
         order: Returns a permutation (count,) for the number of documents.
-        folder: Folder of the temporary file; it is created if missing.
+        folder: Folder of the temporary file, created if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -162,10 +162,10 @@ class Pile(HubCorpus):
             first, *more = self.files["train"]
             others = f" and {len(more)} more files" if more else ""
             return [f"The Pile is read from your files, {first.name}{others}."]
-        name, _, what = _PILE_COPIES[self._copy]
+        name, _, description = _PILE_COPIES[self._copy]
         return [
-            f"The Pile is {name}, {what} Results are not comparable to papers' on the original "
-            "Pile; for that, pass its files as data_files.",
+            f"The Pile is {name}, {description} Results are not comparable to papers' on the "
+            "original Pile; for that, pass its files as data_files.",
         ]
 
     def check_file(self, path: Path) -> None:

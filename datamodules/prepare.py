@@ -66,7 +66,7 @@ class SectionWriter:
     """
 
     def __init__(self, folder: Path, index: int) -> None:
-        self._folder, self._number = folder, index
+        self._folder, self._index = folder, index
         self.counts: dict[Split, Counts] = {}
         self._files: dict[Path, IO[bytes]] = {}
         self._checksums: dict[str, BlockChecksums] = {}
@@ -74,26 +74,26 @@ class SectionWriter:
     def add(self, chunk: EncodedChunk) -> None:
         """Appends the documents of a chunk."""
         for split in dict.fromkeys(chunk.splits):
-            here = np.array([s == split for s in chunk.splits])
+            in_split = np.array([s == split for s in chunk.splits])
             tokens, sizes = chunk.tokens, chunk.token_sizes
-            if not here.all():
-                inside = np.repeat(here, chunk.lengths)
+            if not in_split.all():
+                inside = np.repeat(in_split, chunk.lengths)
                 tokens = tokens[inside]
                 sizes = None if sizes is None else sizes[inside]
-            before = self.counts.get(split, Counts())
+            previous = self.counts.get(split, Counts())
             self._append(split, "tokens", tokens)
             if sizes is not None:
                 self._append(split, "sizes", sizes)
-            ends = before.tokens + np.cumsum(chunk.lengths[here], dtype="<i8")
+            ends = previous.tokens + np.cumsum(chunk.lengths[in_split], dtype="<i8")
             self._append(split, "ends", ends)
-            self.counts[split] = before + Counts(
-                documents=int(here.sum()),
+            self.counts[split] = previous + Counts(
+                documents=int(in_split.sum()),
                 tokens=len(tokens),
-                utf8_bytes=int(chunk.sizes[here].sum()),
+                utf8_bytes=int(chunk.sizes[in_split].sum()),
             )
 
     def _append(self, split: Split, suffix: str, values: np.ndarray) -> None:
-        path = self._folder / f"{shard_name(split, self._number)}.{suffix}"
+        path = self._folder / f"{shard_name(split, self._index)}.{suffix}"
         if path not in self._files:
             self._files[path] = path.open("wb")
             self._checksums[path.name] = BlockChecksums()
@@ -220,14 +220,14 @@ def _alone(folder: Path) -> Iterator[None]:
     """Locks a store, and logs before it waits for another process."""
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
-        held = lock.acquire(timeout=0)
+        acquired = lock.acquire(timeout=0)
     except Timeout:
         # not rank_zero_info, which is silent on the first rank of a second machine
         _LOG.info(
             f"Waiting for another process, on this or another machine, that prepares {folder}"
         )
-        held = lock.acquire()
-    with held:
+        acquired = lock.acquire()
+    with acquired:
         yield
 
 
@@ -252,17 +252,17 @@ class _Partial:
         remove_unfinished(self.folder)  # files of a killed preparation are not part of the store
         sizes = [encoding.PART_BYTES, encoding.CHUNK_DOCUMENTS, encoding.CHUNK_BYTES]
         limits = {"format": FORMAT, "limits": sizes}
-        begun = _parsed(path)
-        if begun is not None and limits.items() <= begun.items():
-            pin(begun["origin"])
-            return begun["origin"], begun["notes"]
+        saved = _parsed(path)
+        if saved is not None and limits.items() <= saved.items():
+            pin(saved["origin"])
+            return saved["origin"], saved["notes"]
         if next(self.folder.glob("*.tokens"), None) is not None:
             self._move_aside()
-        begun = {**limits, "origin": dict(pin(None)), "notes": list(notes())}
+        saved = {**limits, "origin": dict(pin(None)), "notes": list(notes())}
         shutil.rmtree(self.folder, ignore_errors=True)
         self._parts.mkdir(parents=True)
-        write_whole(path, json.dumps(begun))
-        return begun["origin"], begun["notes"]
+        write_whole(path, json.dumps(saved))
+        return saved["origin"], saved["notes"]
 
     def _move_aside(self) -> None:
         """Renames an unfinished store of a different version or with different limits."""
@@ -318,7 +318,7 @@ class _Partial:
                 f"Continuing after document {start.documents}, finished in {self.folder}"
             )
         counts = self.counts()
-        room = math.inf if train_tokens is None else train_tokens - counts["train"].tokens
+        budget = math.inf if train_tokens is None else train_tokens - counts["train"].tokens
         bar = tqdm(
             desc="tokenising",
             unit=" tokens",
@@ -331,7 +331,7 @@ class _Partial:
         parts = chunks(documents(start.documents), start)
         missing = (chunk for chunk in parts if chunk.position.part not in finished)
         with bar, contextlib.closing(encode_in_order(missing, tokenizer, num_proc)) as encoded:
-            self._write_parts(_until(encoded, room), bar)
+            self._write_parts(_until(encoded, budget), bar)
 
     def _start(self) -> ChunkPosition:
         """Returns the position of the first unfinished part."""
@@ -384,11 +384,11 @@ class _Partial:
             }
             for split in SPLITS
         }
-        known = {name: sums for r in records.values() for name, sums in r["checksums"].items()}
+        checksums = {name: sums for r in records.values() for name, sums in r["checksums"].items()}
         for path in self.folder.iterdir():  # of a part beyond the cap, or of a killed one
-            if path.suffix in (".tokens", ".ends", ".sizes") and path.name not in known:
+            if path.suffix in (".tokens", ".ends", ".sizes") and path.name not in checksums:
                 path.unlink()
-        write_meta(self.folder, description, tokenizer, splits, known)
+        write_meta(self.folder, description, tokenizer, splits, checksums)
         Store(self.folder)
 
 
@@ -401,14 +401,14 @@ def _parsed(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _until(encoded: Iterable[EncodedChunk], room: float) -> Iterator[EncodedChunk]:
-    """Yields chunks up to the first train document that does not fit into `room` tokens."""
+def _until(encoded: Iterable[EncodedChunk], budget: float) -> Iterator[EncodedChunk]:
+    """Yields chunks up to the first train document that does not fit into `budget` tokens."""
     for chunk in encoded:
         train = np.array([split == "train" for split in chunk.splits], dtype=bool)
         filled = np.cumsum(np.where(train, chunk.lengths, 0))
-        over = np.flatnonzero(train & (filled > room))
+        over = np.flatnonzero(train & (filled > budget))
         if len(over):
             yield chunk.until(int(over[0]))
             return
         yield chunk
-        room -= int(filled[-1]) if len(filled) else 0
+        budget -= int(filled[-1]) if len(filled) else 0

@@ -69,9 +69,9 @@ class Separator:
     def warning(self) -> str | None:
         """Returns a warning with a cure if the documents so far look wrong, else None."""
         if self._documents and not self._matches:
-            what = "matches nothing: each file is one document"
+            problem = "matches nothing: each file is one document"
         elif self._short > self._MANY * self._documents:
-            what = (
+            problem = (
                 f"leaves {self._short:,} of {self._documents:,} documents with fewer than "
                 f"{self._SHORT} characters"
             )
@@ -81,7 +81,7 @@ class Separator:
         cure = "Check the regular expression."
         if re.search(r"[|*+?.^$(){}\[\]]", self._written) and "\\" not in self._written:
             cure = f"It is a regular expression; to match it literally, write '{literal}'"
-        return f"separator={self._written!r} {what}. {cure}"
+        return f"separator={self._written!r} {problem}. {cure}"
 
 
 def read_documents(
@@ -116,7 +116,7 @@ def read_documents(
 
 
 def has_text(text: str) -> bool:
-    """Returns whether a text has a character other than white space."""
+    """Returns whether a text has a character other than whitespace."""
     return bool(text) and not text.isspace()
 
 
@@ -150,10 +150,12 @@ class Reading:
         total = len(self._paths)
         if self._empty and len(self._empty) == total:
             if total == 1:
-                what = f"{self._paths[0]} is empty: it has no text. Leave it out"
+                problem = f"{self._paths[0]} is empty: it has no text. Leave it out"
             else:
-                what = f"All {total} files are empty: none has text ({self._named()}). Check them"
-            raise ValueError(f"{what}, or fill it." if total == 1 else f"{what}.")
+                problem = (
+                    f"All {total} files are empty: none has text ({self._named()}). Check them"
+                )
+            raise ValueError(f"{problem}, or fill it." if total == 1 else f"{problem}.")
         if self._empty:
             rank_zero_warn(
                 f"{len(self._empty)} of {total} files have no text and are skipped: {self._named()}"
@@ -166,9 +168,9 @@ class Reading:
             )
 
     def _named(self) -> str:
-        shown = ", ".join(map(str, self._empty[:5]))
+        names = ", ".join(map(str, self._empty[:5]))
         more = len(self._empty) - 5
-        return f"{shown} and {more} more" if more > 0 else shown
+        return f"{names} and {more} more" if more > 0 else names
 
 
 def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
@@ -193,7 +195,7 @@ def read_files(paths: Iterable[Path], read: Callable[[Path], Iterable[str]]) -> 
 
 
 def _read_text(path: Path, separator: str | Separator | None) -> Iterator[str]:
-    """Yields the documents of a text file, with Unix line ends and no byte order mark."""
+    """Yields the documents of a text file, with Unix line endings and no byte order mark."""
     with open_text(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig")
         if separator is None:
@@ -229,7 +231,7 @@ def split_text(read: Callable[[int], str], separator: re.Pattern[str]) -> Iterat
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file of any suffix, which may be compressed, without line ends.
+    """Yields the lines of a text file of any suffix, which may be compressed, without line endings.
 
     Raises:
         ValueError: If a line is not UTF-8.

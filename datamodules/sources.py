@@ -84,14 +84,14 @@ class StepBatch:
         return replace(self, size=size, accumulate=int(epoch))
 
 
-def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
+def divide_rows(rows: int, devices: int, maximum: int) -> StepBatch:
     """Divides the rows of a step among devices, in as few micro-batches as possible.
 
     Args:
         rows: Number of rows per step.
         devices: Number of processes that share them equally.
-        most: Maximum rows per device and micro-batch; the largest divisor of its share up to this
-            is used.
+        maximum: Maximum number of rows per device and micro-batch. The largest divisor of a
+            device's share up to this number is used.
 
     Raises:
         ValueError: If the devices cannot share the rows equally.
@@ -106,7 +106,7 @@ def divide_rows(rows: int, devices: int, most: int) -> StepBatch:
             f"trainer.num_nodes). Use {' or '.join(map(str, nearest))} devices, or a different "
             "global_batch."
         )
-    micro = next(n for n in range(min(most, share), 0, -1) if share % n == 0)
+    micro = next(n for n in range(min(maximum, share), 0, -1) if share % n == 0)
     return StepBatch(size=rows, micro=micro, accumulate=share // micro, devices=devices)
 
 
@@ -122,8 +122,8 @@ class RowSource:
     of ranks and size of micro-batches.
 
     Args:
-        batch_size: B, rows per rank and micro-batch.
-        accumulate: Micro-batches per step; epochs have a whole number of steps.
+        batch_size: B, the number of rows per rank and micro-batch.
+        accumulate: Number of micro-batches per step. An epoch has a whole number of steps.
         rank: Rank of this process.
         world_size: Number of processes that share the rows.
     """
@@ -153,8 +153,8 @@ class TrainingSource:
 
     Args:
         source: Source of the batches and their counts over all ranks.
-        epoch_batches: Batches per trainer epoch, after the trainer's limit.
-        accumulate: Micro-batches per optimiser step.
+        epoch_batches: Number of batches per trainer epoch, after the trainer's limit.
+        accumulate: Number of micro-batches per optimiser step.
         repeat: Whether every epoch repeats the batches of the first (for deliberate overfitting).
     """
 
@@ -182,16 +182,16 @@ class TrainingSource:
         group = self.group(n)
         totals = {"micro_batches": float(len(group))}
         for m in group:
-            for name, count in self._source.counts(self._number(m)).items():
+            for name, count in self._source.counts(self._batch_index(m)).items():
                 totals[name] = totals.get(name, 0.0) + count
-        return {**self._source.batch(self._number(n)), "step_normalisers": totals}
+        return {**self._source.batch(self._batch_index(n)), "step_normalisers": totals}
 
     def group(self, n: int) -> range:
         """Returns the indices of the batches in the optimiser step of batch `n`."""
         group = accumulation_group(n, self._epoch_batches, self._accumulate)
         return range(self.first, group.stop) if group.start < self.first <= n else group
 
-    def _number(self, n: int) -> int:
+    def _batch_index(self, n: int) -> int:
         return n % self._epoch_batches if self._repeat else n
 
 
@@ -260,9 +260,9 @@ class BatchLoader:
         source: Source of the batches.
         start: Returns the index of the next batch, e.g. the number that the trainer has processed.
             If None, the loader counts the batches it yields, and `load_state_dict` moves it.
-        epoch_batches: Batches per epoch, if a trainer's limit makes it less than ``len(source)``.
-        num_workers: Processes that build batches ahead; 0 builds them in this process. The batches
-            are the same.
+        epoch_batches: Number of batches per epoch, if the trainer limits it below ``len(source)``.
+        num_workers: Number of processes that build batches ahead. 0 builds the same batches in this
+            process.
         pin_memory: Whether to put batches in page-locked memory, for copies to a GPU.
     """
 

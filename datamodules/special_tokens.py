@@ -95,11 +95,11 @@ def find_special_tokens(name: str, inner: Any, folder: Path | None = None) -> Sp
         # special tokens first: "</s>" may be an ordinary HTML tag
         eos = tuple(sorted(listed, key=lambda text: text not in special)[:1])
     if not eos:
-        shown = ", ".join(sorted(special)[:10])
+        names = ", ".join(sorted(special)[:10])
         more = f" and {len(special) - 10} more" if len(special) > 10 else ""
         raise ValueError(
             f"tokenizer={name!r} has no end-of-text token: looked for "
-            f"{', '.join(_EOS_CANDIDATES)}; its special tokens are: {shown or 'none'}{more}. Put "
+            f"{', '.join(_EOS_CANDIDATES)}; its special tokens are: {names or 'none'}{more}. Put "
             "a tokenizer_config.json with eos_token next to it, or add one of those names to its "
             "added_tokens."
         )
@@ -111,15 +111,15 @@ def find_special_tokens(name: str, inner: Any, folder: Path | None = None) -> Sp
 def _known(values: Iterable[Any], texts: Mapping[int, str]) -> tuple[str, ...]:
     """Returns the texts of existing tokens, given as ids, texts or AddedToken dicts."""
     plain = [v.get("content") if isinstance(v, Mapping) else v for v in values]
-    named = [texts.get(v) if isinstance(v, int) else v for v in plain]
+    texts_of_ids = [texts.get(v) if isinstance(v, int) else v for v in plain]
     existing = set(texts.values())
-    return tuple(dict.fromkeys(t for t in named if isinstance(t, str) and t in existing))
+    return tuple(dict.fromkeys(t for t in texts_of_ids if isinstance(t, str) and t in existing))
 
 
 def check_special_tokens(name: str, vocab: Mapping[str, int], special: SpecialTokens) -> None:
     """Raises a ValueError if the vocabulary of a tokenizer.json lacks a special token."""
-    named = [text for text in (special.bos, *special.eos) if text is not None]
-    missing = [text for text in named if text not in vocab]
+    marks = [text for text in (special.bos, *special.eos) if text is not None]
+    missing = [text for text in marks if text not in vocab]
     if missing:
         listed = ", ".join(map(reprlib.repr, missing[:10]))
         raise ValueError(
@@ -183,8 +183,8 @@ def _leading_token(name: str, inner: Any, texts: Mapping[int, str]) -> str | Non
     # Uses a piece of the vocabulary: around an empty text, leading and trailing special tokens are
     # indistinguishable.
     pieces = (texts[i] for i in sorted(texts))
-    encodings = (one for piece in pieces if (one := _encoded(inner, piece)) is not None)
-    encoding = next((one for one in encodings if not all(one.special_tokens_mask)), None)
+    encodings = (item for piece in pieces if (item := _encoded(inner, piece)) is not None)
+    encoding = next((item for item in encodings if not all(item.special_tokens_mask)), None)
     if encoding is None:
         return None
     leading = encoding.ids[: encoding.special_tokens_mask.index(0)]

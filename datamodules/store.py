@@ -61,10 +61,10 @@ class StoreError(ValueError):
     """Raised if a text store is missing, incomplete or in a different format."""
 
 
-def damaged(folder: Path, what: str) -> StoreError:
+def damaged(folder: Path, problem: str) -> StoreError:
     """Returns the error for a damaged store."""
     return StoreError(
-        f"The text store {folder} is damaged: {what}. Delete the folder; it is prepared again."
+        f"The text store {folder} is damaged: {problem}. Delete the folder; it is prepared again."
     )
 
 
@@ -131,15 +131,15 @@ class BlockChecksums:
         return "".join(f"{value:08x}" for value in self._sums)
 
 
-def all_checksums(folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
+def all_checksums(folder: Path, computed: Mapping[str, str]) -> dict[str, Any]:
     """Returns the checksums for meta.json of the files in an unfinished store.
 
     Args:
         folder: Folder with all files of the store but meta.json.
-        known: Hex digits of files whose checksums were computed during writing; other files are
+        computed: Hex digits of files whose checksums were computed during writing; other files are
             read.
     """
-    sums = dict(known)
+    sums = dict(computed)
     for path in folder.iterdir():
         if path.name in sums or not path.is_file():
             continue
@@ -205,7 +205,7 @@ class Store:
         Raises:
             _FlawError: If a value in meta.json is missing, or has a wrong type or range.
         """
-        vocab_size = whole_number(self.meta, "vocab_size", least=1)
+        vocab_size = whole_number(self.meta, "vocab_size", minimum=1)
         dtype = expect(self.meta, "dtype", str)
         if dtype != token_dtype(vocab_size).str:
             raise _FlawError(f"dtype is {dtype!r}, which does not fit {vocab_size} ids")
@@ -281,9 +281,9 @@ class Store:
         if self._checksums is not None:
             expected = int(self._checksums[name][start // BLOCK_BYTES])
             if zlib.crc32(data) != expected:
-                what = f"bytes {start} to {start + len(data) - 1} of {name} changed"
+                problem = f"bytes {start} to {start + len(data) - 1} of {name} changed"
                 sums = f"CRC-32 {zlib.crc32(data):08x}, not {expected:08x}"
-                raise damaged(self.folder, f"{what} ({sums})")
+                raise damaged(self.folder, f"{problem} ({sums})")
         if name.endswith(".tokens"):
             self._check_ids(name, np.frombuffer(data, self.meta["dtype"]))
         elif name.endswith(".ends"):
@@ -378,10 +378,10 @@ class Store:
         blocks = (tokens[i : i + BLOCK_BYTES] for i in range(0, len(tokens), BLOCK_BYTES))
         return sum(int(token_bytes[block].sum()) for block in blocks)
 
-    def _outdated(self, tokenizer: str, what: str) -> StoreError:
+    def _outdated(self, tokenizer: str, problem: str) -> StoreError:
         return StoreError(
             f"The text store {self.folder} was prepared by an older version with "
-            f"tokenizer={tokenizer!r}: its {what}. Delete the folder; it is prepared again."
+            f"tokenizer={tokenizer!r}: its {problem}. Delete the folder; it is prepared again."
         )
 
     def stream(self, split: Split, token_bytes: np.ndarray | None = None) -> "TokenStream":
@@ -424,14 +424,14 @@ def expect(part: Mapping[str, Any], key: str, cls: type) -> Any:
     return value
 
 
-def whole_number(part: Mapping[str, Any], key: str, least: int = 0) -> int:
+def whole_number(part: Mapping[str, Any], key: str, minimum: int = 0) -> int:
     """Returns an integer in a part of meta.json after checking its range.
 
     Raises:
-        ValueError: If it is not an integer, is below `least`, or is larger than any file.
+        ValueError: If it is not an integer, is below `minimum`, or is larger than any file.
     """
     value = int(expect(part, key, int))
-    if not least <= value < 2**48:
+    if not minimum <= value < 2**48:
         raise _FlawError(f"{key} is {reprlib.repr(value)}, which is out of range")
     return value
 
@@ -512,12 +512,12 @@ class TokenStream:
         parts, firsts = self._ends
         if len(parts) == 1:
             return np.asarray(parts[0][documents])
-        out = np.empty(np.shape(documents), dtype=np.int64)
+        result = np.empty(np.shape(documents), dtype=np.int64)
         shard = np.searchsorted(firsts, documents, side="right") - 1
         for s in np.unique(shard):
-            here = shard == s
-            out[here] = parts[s][documents[here] - firsts[s]] + self._bases[s]
-        return out
+            in_shard = shard == s
+            result[in_shard] = parts[s][documents[in_shard] - firsts[s]] + self._bases[s]
+        return result
 
     def starts(self, documents: np.ndarray) -> np.ndarray:
         """Returns the starts of documents (indices of any shape) in the stream, int64."""
@@ -539,11 +539,11 @@ class TokenStream:
         try:
             tokens = self._gathered(self._tokens, positions)
         except IndexError as error:
-            what = f"its documents end beyond its {len(self)} tokens"
-            raise damaged(self._shards[0].parent, what) from error
+            problem = f"its documents end beyond its {len(self)} tokens"
+            raise damaged(self._shards[0].parent, problem) from error
         if tokens.size and tokens.max() >= self._vocab_size:
-            what = f"it has the id {tokens.max()}, but the vocabulary has {self._vocab_size}"
-            raise damaged(self._shards[0].parent, what)
+            problem = f"it has the id {tokens.max()}, but the vocabulary has {self._vocab_size}"
+            raise damaged(self._shards[0].parent, problem)
         return tokens
 
     def bytes_at(self, positions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -561,11 +561,11 @@ class TokenStream:
         if len(parts) == 1:
             return parts[0][positions].astype(np.int64)
         shard = np.searchsorted(self._bases, positions, side="right") - 1
-        out = np.empty(positions.shape, dtype=np.int64)
+        result = np.empty(positions.shape, dtype=np.int64)
         for s in np.unique(shard):
-            here = shard == s
-            out[here] = parts[s][positions[here] - self._bases[s]]
-        return out
+            in_shard = shard == s
+            result[in_shard] = parts[s][positions[in_shard] - self._bases[s]]
+        return result
 
 
 _EMPTY = np.empty(0, dtype=np.int64)

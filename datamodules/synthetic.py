@@ -1,4 +1,4 @@
-"""Synthetic texts on which one mechanism must work: where it is needed is known by construction."""
+"""Synthetic texts that each need one mechanism, at positions known by construction."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
 VERSION = 1
-"""Raised with any change that gives other text; part of the data's identity."""
+"""Version of the generators, part of the data's identity; a change of the texts increments it."""
 
 PEOPLE = (*NAMES["male"][:16], *NAMES["female"][:16])
 THINGS = ("ball", "book", "coin", "drum", "key", "lamp", "ring", "rope")
@@ -18,12 +18,12 @@ STATED, ASKED, FILLER = "{} has the {}.", "{} gives the {}.", "It rains."
 
 
 def recall(length: int, levels: int, letters: int, draws: Draws) -> str:
-    """Returns a text of ``length`` sentences that states facts, and asks for each once at most.
+    """Returns a text of ``length`` sentences that states facts, and asks for each at most once.
 
-    "Anna has the coin." states that of the `THINGS`, drawn evenly, Anna has the coin; nothing else
-    says so before "Anna gives the coin.", any number of sentences later. A question in four is
-    about the latest fact, the others about any of those not asked for yet, so that distances are
-    short and long. A fifth of the sentences is filler. There are no levels, and no letters.
+    "Anna has the coin." states a fact about one of the `THINGS`, drawn uniformly. Only "Anna gives
+    the coin." repeats it, any number of sentences later. One question in four is about the latest
+    fact and the others are about any fact not yet asked for, so distances are both short and long.
+    A fifth of the sentences are filler. ``levels`` and ``letters`` have no effect.
     """
     people, sentences = draws.shuffled(PEOPLE), list[str]()
     open_facts: list[tuple[str, str]] = []
@@ -40,11 +40,11 @@ def recall(length: int, levels: int, letters: int, draws: Draws) -> str:
 
 
 def hops(length: int, levels: int, letters: int, draws: Draws) -> str:
-    """Returns a text of a map of ``letters`` and ``length`` questions of 1 to ``levels`` hops.
+    """Returns a map of ``letters``, followed by ``length`` questions of 1 to ``levels`` hops.
 
-    "Map ac ce ea ..." says that a is followed by c, and c by e, in one cycle of all letters, in
-    random order. The question "axx" has the answer "e": two hops from a. Each word is one token of
-    a byte-level BPE, so that all hops happen within one token, the question's.
+    "Map ac ce ea ..." lists the successor of each letter in one cycle of all letters, in random
+    order: c follows a, and e follows c. The question "axx" has the answer "e", two hops from a. In
+    a byte-level BPE each word is one token, so all hops happen within the question's token.
     """
     alphabet = LETTERS[:letters]
     cycle = draws.shuffled(alphabet)
@@ -57,13 +57,13 @@ def hops(length: int, levels: int, letters: int, draws: Draws) -> str:
 
 
 def cipher(length: int, levels: int, letters: int, draws: Draws) -> str:
-    """Returns a text of ``length`` letters, each written with its code under the text's key.
+    """Returns a text of ``length`` letters, each with its code under the text's key.
 
     In "one two three aC" the letter a has the code C. The key is one of 16 permutations of the
-    eight `LETTERS`, under which each letter has each code twice. The next pair costs a decoder that
-    reads the latest three tokens 2 log 8 nats, since it never sees another pair, and a reader of
-    the key half. A text has 4 ``length`` tokens with its end, which takes the place of the first
-    word. There are no levels, and always eight letters.
+    eight `LETTERS`; each letter has each code under two of them. A decoder with a window of three
+    tokens never sees another pair, so the next pair costs it 2 log 8 nats; with the key it costs
+    half. The text drops the first word, so it has 4 ``length`` tokens with its EOS. ``levels`` and
+    ``letters`` have no effect.
     """
     key, parts = draws.below(2 * len(LETTERS)), list[str]()
     codes = Draws(f"keys/{key // len(LETTERS)}").shuffled(LETTERS.upper())
@@ -80,7 +80,7 @@ TASKS: dict[Task, Callable[[int, int, int, Draws], str]] = {
     "hops": hops,
     "cipher": cipher,
 }
-"""Writer of a text by its length, the highest level of its questions and the letters of its map."""
+"""Generator of a text from its length, levels and letters, by task."""
 
 
 class SyntheticText(TextDataModule):
@@ -94,24 +94,25 @@ class SyntheticText(TextDataModule):
     cipher  letters under a key that a window does not show (latents), see `cipher`
     ======  ==========================================================================
 
-    The splits have sizes of their own: `val_fraction` and `test_fraction` have no effect. Nothing
-    is downloaded.
+    Each split has a size, so `val_fraction` and `test_fraction` have no effect. Nothing is
+    downloaded.
 
     Args:
-        task: What the texts are about.
-        length: Sentences, questions or pairs of a training text.
-        held_out_length: The same of the other texts. By default as in training.
-        levels: Highest level of a question, below ``letters`` hops.
-        letters: Letters of the map of hops, from 2 to 8.
-        train_documents: Training texts.
-        val_documents: Validation texts; 0: no such split.
-        test_documents: Test texts; 0: no such split.
+        task: Task of the texts, see the table.
+        length: Number of sentences, questions or pairs of a training text.
+        held_out_length: Number of sentences, questions or pairs of validation and test texts.
+            Null uses ``length``.
+        levels: Maximum number of hops of a question, less than ``letters``.
+        letters: Number of letters in the map of hops, from 2 to 8.
+        train_documents: Number of training texts.
+        val_documents: Number of validation texts; 0 omits the split.
+        test_documents: Number of test texts; 0 omits the split.
         document_seed: Seed of the texts, non-negative; text i of a split is a pure function of
             (task, document_seed, split, i), of the length, levels and letters.
         **kwargs: See `TextDataModule`.
 
     Raises:
-        ValueError: An argument is out of its range.
+        ValueError: If an argument is out of range.
     """
 
     not_in_source = TextDataModule.not_in_source | {"val_fraction", "test_fraction"}
@@ -147,7 +148,7 @@ class SyntheticText(TextDataModule):
 
     def source(self) -> dict[str, Any]:
         source = {**super().source(), "generator": VERSION}
-        if self._task != "hops":  # has neither: its texts keep their identity
+        if self._task != "hops":  # other tasks ignore both, so their texts keep their identity
             del source["levels"], source["letters"]
         return source
 

@@ -51,11 +51,11 @@ class WindowOrder(ABC):
 
     Args:
         stream: Tokens of the split, N of them.
-        block_size: T.
+        block_size: Number of targets per row, T.
         eos_id: Token before the stream.
 
     Attributes:
-        block_size: T.
+        block_size: Number of targets per row, T.
     """
 
     def __init__(self, stream: TokenStream, *, block_size: int, eos_id: int) -> None:
@@ -112,7 +112,7 @@ class RandomWindows(WindowOrder):
 
     Args:
         stream: Tokens of the split, N of them.
-        block_size: T.
+        block_size: Number of targets per row, T.
         eos_id: Token before the stream.
         seed: Non-negative seed; row g is a pure function of (seed, g).
 
@@ -144,7 +144,7 @@ class PackedWindows(WindowOrder):
 
     Args:
         stream: Tokens of the split, N of them.
-        block_size: T.
+        block_size: Number of targets per row, T.
         eos_id: Token before the stream.
         seed: Non-negative seed; the order of an epoch is a pure function of (seed, epoch).
         rows_per_batch: Number of rows per batch over all ranks, or per step. An epoch has a
@@ -180,11 +180,11 @@ class PackedWindows(WindowOrder):
     def positions(self, indices: np.ndarray) -> np.ndarray:
         """Returns the positions of rows, (B, T+1); row n is row n % len of epoch n // len."""
         epochs, indices = np.divmod(indices, self._rows)
-        out = np.empty((len(indices), self.block_size + 1), dtype=np.int64)
+        result = np.empty((len(indices), self.block_size + 1), dtype=np.int64)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = self._cut_epoch(int(epoch), indices[here] * self.block_size - 1)
-        return out
+            in_epoch = epochs == epoch
+            result[in_epoch] = self._cut_epoch(int(epoch), indices[in_epoch] * self.block_size - 1)
+        return result
 
     def _cut_epoch(self, epoch: int, starts: np.ndarray) -> np.ndarray:
         """Returns the stream positions of rows that start at `starts` in an epoch's order."""
@@ -222,7 +222,7 @@ class EvaluationWindows(WindowOrder):
 
     Args:
         stream: Tokens of the split, N of them.
-        block_size: T.
+        block_size: Number of targets per row, T.
         eos_id: Token before the stream.
         stride: S, at most T, the number of targets that a row adds. Defaults to T, without overlap.
         bos_id: BOS of the documents, or None if they have none.

@@ -118,7 +118,7 @@ def fetch_problems(
     differs from the published one.
 
     Args:
-        split: A split of the data set.
+        split: A split of the dataset.
         cure: How to pass a local copy; the message continues it with "or".
         dataset: Repository.
         revision: Commit, branch or tag, the newest commit by default.
@@ -131,8 +131,8 @@ def fetch_problems(
     files = HubFiles(dataset, pattern, revision=revision, corpus="GSM8K", label=split, cure=cure)
     commit = files.pin()["commit"]
     rows = chain.from_iterable(map(read_table, files))
-    places = (f"{dataset} ({split}), row {index}" for index in count(1))
-    problems = list(_problems(zip(places, rows, strict=False)))
+    labels = (f"{dataset} ({split}), row {index}" for index in count(1))
+    problems = list(_problems(zip(labels, rows, strict=False)))
     check_rows(f"{dataset} ({split}) at {commit}", len(problems), published)
     config = {"config": CONFIG} if dataset == REPOSITORY else {}
     return Problems(problems, {"hub": dataset, **config, "split": split, "commit": commit})

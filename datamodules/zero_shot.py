@@ -23,7 +23,7 @@ public scripts use the validation split if it exists, else the test split, as do
 | arxiv | ccdv/arxiv-summarization | validation | papers | scientific papers |
 
 The repositories of ptb and lm1b are scripts, so their parquet conversion by the hub is read. PubMed
-and arXiv form the data set scientific_papers, whose original repository is a script too.
+and arXiv form the dataset scientific_papers, whose original repository is a script too.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ ZERO_SHOT_SETS: dict[str, ZeroShotSet] = {
         detokenizer=detokenizers.ptb,
         text_field="sentence",
     ),
-    # NOTE(paper): a line is a document and keeps its line end, like a row in the scripts. Blank
+    # NOTE(paper): a line is a document and keeps its line ending, like a row in the scripts. Blank
     # lines are omitted: each would only add one more EOS to predict.
     "wikitext": ZeroShotSet(
         repository="Salesforce/wikitext",
@@ -230,8 +230,8 @@ class ZeroShotText(TextDataModule):
             origin: dict[str, Any] = {"files": [identify(path) for path in self.files]}
         else:
             location = {"repository": self._set.repository, "files": self._set.files}
-            asked = {} if self._revision is None else {"revision": self._revision}
-            origin = {"hub": {**location, **asked}}
+            revision = {} if self._revision is None else {"revision": self._revision}
+            origin = {"hub": {**location, **revision}}
         return {
             "corpus": type(self).__name__,
             "set": self._set_name,

@@ -28,7 +28,7 @@ module              contents
 ``perplexity``      command: likelihood of a corpus
 ``zero_shot``       command: likelihood of out-of-domain texts, detokenised
 ``tasks/``          command ``tasks``: scores of lm-evaluation-harness, in process
-``reason/``         command ``reason``: the same questions with known answers for any models
+``reason/``         command ``reason``: the same questions with known answers for several models
 ``quality``         command ``quality``: MAUVE, generative perplexity, entropy, speed of texts
 ``reversal``        command: the father-son probe of the reversal curse
 ``scaling``         command: power laws fitted to results of several sizes

@@ -62,11 +62,11 @@ def _check_choice(name: str, value: str, choices: Any) -> None:
         raise ValueError(f"{name} ({value}) must be one of {', '.join(get_args(choices))}")
 
 
-def _check_type(cls: Any, wanted: str, **values: Any) -> None:
+def _check_type(cls: Any, expected: str, **values: Any) -> None:
     """Raises a ValueError that names the argument; jsonargparse does so for the commands."""
     for name, value in values.items():
         if not isinstance(value, cls) or (isinstance(value, bool) and cls is not bool):
-            raise ValueError(f"{name} ({value!r}) must be {wanted}")
+            raise ValueError(f"{name} ({value!r}) must be {expected}")
 
 
 def _texts(values: Any, key: str = "text") -> list[str]:
@@ -264,8 +264,8 @@ class LoadedModel:
             max_new_tokens: Maximum length of the continuation in tokens.
             stop: Text, or several texts, before which a continuation is cut.
             stream: Whether to return an iterator of pieces that concatenate to the text. A
-                character of several tokens is part of the piece of its last token, and consecutive
-                byte-fallback tokens make one piece.
+                character that spans several tokens is in the piece of its last token, and
+                consecutive byte-fallback tokens make one piece.
             **sampling: Fields of ``SamplingConfig``: temperature (0 takes the most likely token),
                 top_k, top_p, seed.
 
@@ -278,7 +278,7 @@ class LoadedModel:
             TypeError: If an option of sampling does not exist.
         """
         prompts = _texts(text)
-        most = whole_number("max_new_tokens", max_new_tokens, minimum=0, maximum=MAX_TOKENS)
+        limit = whole_number("max_new_tokens", max_new_tokens, minimum=0, maximum=MAX_TOKENS)
         _check_type(bool, "True or False", stream=stream)
         stops = _texts(stop, "stop")
         if "" in stops:
@@ -286,12 +286,12 @@ class LoadedModel:
         config = SamplingConfig(**sampling)
         if stream:
             _check_type(str, "one str with stream=True", text=text)
-            return self._written(prompts[0], most, config, stops)
+            return self._written(prompts[0], limit, config, stops)
         pairs = continue_prompts(
             self.model,
             self.tokenizer,
             prompts,
-            max_new_tokens=most,
+            max_new_tokens=limit,
             sampling=config,
             precision=self.precision,
             streams=[0] * len(prompts),
@@ -307,7 +307,7 @@ class LoadedModel:
 
         Text that may be the beginning of a stop text is held back until it turns out not to be.
         """
-        begins, held = not text, max(map(len, stops), default=1) - 1
+        begins, holdback = not text, max(map(len, stops), default=1) - 1
         steps = generate_steps(
             self.model,
             [self.tokenizer.prompt_ids(text)],
@@ -320,7 +320,7 @@ class LoadedModel:
         )
         text_of = partial(written_text, self.tokenizer, begins=begins)
         ids: list[int] = []
-        shown = 0
+        num_shown = 0
         while True:
             with autocast(self.model.device, self.precision):  # not while the caller has its turn
                 token = next(steps, (0, None))[1]
@@ -331,12 +331,12 @@ class LoadedModel:
             if token in self.tokenizer.byte_pieces or not written_text(self.tokenizer, [token]):
                 continue
             whole = text_of(ids)
-            if len(whole) - held > shown and not whole.endswith(REPLACEMENT):
-                piece = cut_before(whole, stops)[shown : len(whole) - held]
-                shown += len(piece)
+            if len(whole) - holdback > num_shown and not whole.endswith(REPLACEMENT):
+                piece = cut_before(whole, stops)[num_shown : len(whole) - holdback]
+                num_shown += len(piece)
                 if piece:
                     yield piece
-        rest = cut_before(text_of(ids), stops)[shown:]
+        rest = cut_before(text_of(ids), stops)[num_shown:]
         if rest:
             yield rest
 

@@ -262,9 +262,11 @@ def _default_recipe(trained: Recipe, typed: Namespace, split: Split) -> Recipe:
             "corpus": _default_recipe(inner, typed.init_args.corpus, split),
         }
     elif trained["class_path"] == public_path(LocalText):
-        given = typed.get("init_args", Namespace())
+        init_args = typed.get("init_args", Namespace())
         files = {
-            key for key in FILE_KEYS.values() if key in given and given[key] != arguments.get(key)
+            key
+            for key in FILE_KEYS.values()
+            if key in init_args and init_args[key] != arguments.get(key)
         }
         if FILE_KEYS[split] in files and FILE_KEYS["train"] not in files:
             arguments = {key: v for key, v in arguments.items() if key not in FILE_KEYS.values()}

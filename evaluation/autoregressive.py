@@ -126,56 +126,56 @@ def draw_targets(
     """
     philox = np.random.Philox(key=[seed, _POSITIONS])
     keys: list[np.ndarray] = []
-    places: list[np.ndarray] = []  # each (n, 3): index of the batch, row, column
+    targets: list[np.ndarray] = []  # each (n, 3): index of the batch, row, column
     count = 0
     for n in tqdm(range(batches), desc="drawing", unit=" batches", disable=None):
         indices = np.argwhere(source.batch(n)["targets"].numpy() != IGNORE)  # (n, 2)
         count += len(indices)
         keys.append(philox.random_raw(len(indices)))
-        places.append(np.insert(indices, 0, n, axis=1))
+        targets.append(np.insert(indices, 0, n, axis=1))
         if positions is not None:
-            keys, places = _smallest(np.concatenate(keys), np.concatenate(places), positions)
+            keys, targets = _smallest(np.concatenate(keys), np.concatenate(targets), positions)
     if not count:
         raise ValueError("the split has no targets to draw positions from; choose another --split")
-    return _as_drawn(source, np.concatenate(places), count)
+    return _as_drawn(source, np.concatenate(targets), count)
 
 
 def _smallest(
-    keys: np.ndarray, places: np.ndarray, count: int
+    keys: np.ndarray, targets: np.ndarray, count: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns the ``count`` smallest keys and their places, in the order of the input."""
-    kept = np.sort(np.argsort(keys, kind="stable")[:count])
-    return [keys[kept]], [places[kept]]
+    """Returns the ``count`` smallest keys and their targets, in the order of the input."""
+    smallest = np.sort(np.argsort(keys, kind="stable")[:count])
+    return [keys[smallest]], [targets[smallest]]
 
 
-def _as_drawn(source: BatchSource, places: np.ndarray, of: int) -> DrawnTargets:
-    windows, row = np.unique(places[:, :2], axis=0, return_inverse=True)
+def _as_drawn(source: BatchSource, targets: np.ndarray, total: int) -> DrawnTargets:
+    windows, row = np.unique(targets[:, :2], axis=0, return_inverse=True)
     return DrawnTargets(
         _windows(source, windows),
         torch.from_numpy(row.reshape(-1)),
-        torch.from_numpy(places[:, 2].copy()),
-        of,
-        _sizes(source, places),
+        torch.from_numpy(targets[:, 2].copy()),
+        total,
+        _sizes(source, targets),
     )
 
 
-def _sizes(source: BatchSource, places: np.ndarray) -> Tensor | None:
-    """Returns the UTF-8 bytes of the targets at ``places`` (N, 3), batch indices ascending."""
+def _sizes(source: BatchSource, targets: np.ndarray) -> Tensor | None:
+    """Returns the UTF-8 bytes of the targets at ``targets`` (N, 3), batch indices ascending."""
     if not hasattr(source, "target_sizes"):
         return None
     parts = []
-    for n in np.unique(places[:, 0]).tolist():
-        rows, columns = places[places[:, 0] == n, 1:].T
+    for n in np.unique(targets[:, 0]).tolist():
+        rows, columns = targets[targets[:, 0] == n, 1:].T
         parts.append(source.target_sizes(n)[rows, columns])
     return torch.cat(parts)
 
 
-def _windows(source: BatchSource, places: np.ndarray) -> dict[str, Tensor]:
-    """Returns the windows at ``places`` (R, 2), sorted by the index of the batch, then by row."""
+def _windows(source: BatchSource, targets: np.ndarray) -> dict[str, Tensor]:
+    """Returns the windows at ``targets`` (R, 2), sorted by the index of the batch, then by row."""
     parts: list[dict[str, Tensor]] = []
-    for n in np.unique(places[:, 0]):
+    for n in np.unique(targets[:, 0]):
         batch = source.batch(int(n))
-        rows = torch.from_numpy(places[places[:, 0] == n, 1])
+        rows = torch.from_numpy(targets[targets[:, 0] == n, 1])
         parts.append({key: value[rows] for key, value in batch.items() if torch.is_tensor(value)})
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
@@ -198,7 +198,7 @@ def score_pairs(
     compute = ComputeCounter() if compute is None else compute
     most_tokens = batch_size * drawn.windows["tokens"].shape[1]
     groups = list(bucket_by_length(drawn.column + 1, most_tokens))
-    batches = compute.watch(prefix_batch(drawn, chosen, tokenizer.eos_id) for chosen in groups)
+    batches = compute.watch(prefix_batch(drawn, indices, tokenizer.eos_id) for indices in groups)
     with recording(**compute.steps):
         prefix, likelihood = _prefix_nats(model, groups, batches, precision)
     with recording(flops=compute.count_flops):
@@ -225,12 +225,12 @@ def _prefix_nats(
     nats = torch.empty(total, dtype=torch.float64)
     likelihood = model.likelihood
     with tqdm(total=total, desc="prefixes", unit=" positions", disable=None) as bar:
-        for chosen, batch in zip(groups, batches, strict=True):
+        for indices, batch in zip(groups, batches, strict=True):
             scores = score_batch(model, batch, precision)
             # a row has one target, so the sum over its columns is that target's log-probability
             log_prob = scores.log_prob.double().sum(dim=1) + scores.sequence_term.double()
-            nats[chosen], likelihood = -log_prob.detach().cpu(), scores.kind
-            bar.update(len(chosen))
+            nats[indices], likelihood = -log_prob.detach().cpu(), scores.kind
+            bar.update(len(indices))
     return nats, likelihood
 
 
@@ -248,14 +248,14 @@ def bucket_by_length(lengths: Tensor, most_tokens: int) -> Iterator[Tensor]:
         start += size
 
 
-def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
-    """Returns the batch of the prefixes of the targets with indices ``chosen`` (B,).
+def prefix_batch(drawn: DrawnTargets, indices: Tensor, eos_id: int) -> Batch:
+    """Returns the batch of the prefixes of the targets at ``indices`` (B,).
 
     It has the keys of `datamodules.text.as_batch` except ``num_bytes``, and ``context``, the length
     of each prefix. The only target of a row is the one after its prefix. Prefixes keep the
     ``sequence_id`` of their window, so that a method's random draws are the same as blockwise.
     """
-    row, last = drawn.row[chosen], drawn.column[chosen, None]  # (B,), (B, 1)
+    row, last = drawn.row[indices], drawn.column[indices, None]  # (B,), (B, 1)
     position = torch.arange(int(last.max()) + 1)  # (T,), T the longest prefix
     tokens, targets, mask = (
         drawn.windows[key][row, : len(position)] for key in ("tokens", "targets", "mask")
@@ -266,7 +266,7 @@ def prefix_batch(drawn: DrawnTargets, chosen: Tensor, eos_id: int) -> Batch:
         "targets": torch.where(position == last, targets, IGNORE),
         "mask": mask,
         "sequence_id": drawn.windows["sequence_id"][row],
-        "context": drawn.column[chosen] + 1,
+        "context": drawn.column[indices] + 1,
     }
 
 

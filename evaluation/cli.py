@@ -78,8 +78,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> None:
-    asked = {"-h", "--help"} & set(argv) or any(w.startswith("--print_completion") for w in argv)
-    if not ((argv and argv[0] in COMMANDS) or asked):
+    wants_help = {"-h", "--help"} & set(argv) or any(
+        w.startswith("--print_completion") for w in argv
+    )
+    if not ((argv and argv[0] in COMMANDS) or wants_help):
         from training.errors import check_verb  # takes seconds
 
         check_verb(argv, COMMANDS, "python evaluate.py perplexity --ckpt runs/first")

@@ -216,9 +216,9 @@ def run(settings: Namespace) -> None:
     pages = check_picture(settings.output) if settings.output.endswith(".pdf") else None
     folder = Path() if pages else report_folder(settings.output)
     import_packages(settings.packages)
-    named = ("label", "title", "introduction", "which", "skip_unreadable", "sample_tokens")
-    how = {key: settings[key] for key in named}
-    comparison = compare_runs(settings.runs, chosen(settings, ScoringOptions), **how)
+    names = ("label", "title", "introduction", "which", "skip_unreadable", "sample_tokens")
+    options = {key: settings[key] for key in names}
+    comparison = compare_runs(settings.runs, chosen(settings, ScoringOptions), **options)
     if pages is not None:
         write_pages(list(comparison.figures().values()), pages)
         print(f"{report_markdown(comparison.report)}\nwritten to {pages}")
@@ -258,7 +258,7 @@ def make_samples(
         if record.outline.reads == "reasoning" or pd.isna(getattr(run, NATS)):
             continue  # the model needs a question, or the run has diverged
         limit = record.outline.context_limit
-        most = tokens if limit is None else min(tokens, limit - 1)
+        max_tokens = tokens if limit is None else min(tokens, limit - 1)
         try:
             tokenizer = build_tokenizer(record.checkpoint)
             model = build_model(record.checkpoint).to(pick_device(options.device))
@@ -266,7 +266,7 @@ def make_samples(
                 model,
                 tokenizer,
                 [""],
-                max_new_tokens=most,
+                max_new_tokens=max_tokens,
                 sampling=SamplingConfig(),
                 precision=options.precision,
             )

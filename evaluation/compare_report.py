@@ -53,7 +53,7 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         ``state`` and ``detail`` of each property, see ``Agreement``.
     """
     runs = runs.set_index("run")
-    there = runs["same_text"].map({True: "yes", False: "no, it has changed since"})
+    values = runs["same_text"].map({True: "yes", False: "no, it has changed since"})
     checks = {
         "training text": equal(runs["text"]),
         "data order": same_parts(runs["order"]),
@@ -63,7 +63,7 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         "parameters": close(runs["parameters"], CLOSE_PARAMETERS),
         "training FLOPs": close(runs["flops"], CLOSE_FLOPS, ".3g"),
         "held-out text that is scored": same_parts(runs["scored"].map(_held_out)),
-        "text of the training is still there": equal(there),
+        "text of the training is still there": equal(values),
         "targets that nats per token count": equal(runs["counted"]),
         "kind of likelihood": equal(runs["likelihood"].map(KINDS)),
         "context when scoring": equal(runs.apply(_context, axis=1)),
@@ -72,8 +72,8 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         "torch version": equal(runs["torch"]),
     }
     for name in dict.fromkeys(name for tasks in runs["tasks"] for name in tasks):
-        asked = {run: x[name]["how"] for run, x in runs["tasks"].items() if name in x}
-        checks[f"task {name}"] = same_parts(pd.Series(asked))
+        task_settings = {run: x[name]["how"] for run, x in runs["tasks"].items() if name in x}
+        checks[f"task {name}"] = same_parts(pd.Series(task_settings))
     return pd.DataFrame.from_dict(checks, orient="index", columns=["state", "detail"])
 
 
@@ -107,21 +107,21 @@ def equal(values: pd.Series, form: str = "") -> Agreement:
     groups: dict[Any, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(None if pd.isna(value) else value, []).append(str(name))
-    known = [value for value in groups if value is not None]
-    if len(known) > 1:
+    present = [value for value in groups if value is not None]
+    if len(present) > 1:
         return "differs", _listed(groups, form)
     if None in groups:
-        return "not known", _listed(groups, form) if known else "of any run"
-    return "matched", _shown(known[0], form)
+        return "not known", _listed(groups, form) if present else "of any run"
+    return "matched", _shown(present[0], form)
 
 
 def close(values: pd.Series, within: float, form: str = ",") -> Agreement:
     """Checks whether the values of all runs are within a relative distance of each other."""
     state, detail = equal(values, form)
-    known = values.dropna()
-    if state != "differs" or max(known) > (1 + within) * min(known):
+    present = values.dropna()
+    if state != "differs" or max(present) > (1 + within) * min(present):
         return state, detail
-    state = "not known" if len(known) < len(values) else "matched"
+    state = "not known" if len(present) < len(values) else "matched"
     return state, f"within {within:.0%}: {detail}"
 
 
@@ -320,7 +320,10 @@ COUNTED = "FLOPs are counted, not measured; a multiply-add is two."
 def make_notes(runs: pd.DataFrame) -> list[str]:
     """Returns explanatory notes for the columns present."""
     rows, keys = runs.groupby("label", sort=False), number_keys(runs)
-    kinds, asked = set(runs["likelihood"]), [t["how"] for x in runs["tasks"] for t in x.values()]
+    kinds, tasks = (
+        set(runs["likelihood"]),
+        [t["how"] for x in runs["tasks"] for t in x.values()],
+    )
     doubled = [_same_seeds(str(label), list(row["seed"])) for label, row in rows]
     notes = {
         SEVERAL_SEEDS if max(rows.size()) > 1 else ONE_SEED: True,
@@ -333,7 +336,7 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
         MARKERS: any(runs["markers"] > 1),
         PART_OF_SPLIT: any(scored["batches"] < scored["of_batches"] for scored in runs["scored"]),
         PART_OF_TASK: any(
-            (how.get("examples") or 0) < (how.get("of_examples") or 0) for how in asked
+            (task.get("examples") or 0) < (task.get("of_examples") or 0) for task in tasks
         ),
         PLANNED: "nominal_training_flops" in keys,
         SPEED: "tokens_per_second" in keys,
@@ -356,8 +359,8 @@ def _text_changes(runs: pd.DataFrame) -> list[str]:
 
 def _same_seeds(label: str, seeds: Sequence[str]) -> str:
     """Returns a sentence if two runs of a row have the same known seed."""
-    known = [seed for seed in seeds if not seed.startswith("?")]
-    if len(set(known)) == len(known):
+    shared = [seed for seed in seeds if not seed.startswith("?")]
+    if len(set(shared)) == len(shared):
         return ""
     return (
         f"{label}: two of its runs have the same seed ({', '.join(seeds)}), so their spread says "
@@ -394,11 +397,15 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
 
 def _paired(first: pd.DataFrame, other: pd.DataFrame, key: str) -> str:
     """Returns the range of a row's differences from the first row, seed by seed, if they pair."""
-    one, two = (row.set_index("seed")[key] for row in (first, other))
-    seeds = [seed for seed in one.index.intersection(two.index) if not seed.startswith("?")]
-    if len(seeds) < 2 or one.index.has_duplicates or two.index.has_duplicates:
+    first_scores, other_scores = (row.set_index("seed")[key] for row in (first, other))
+    seeds = [
+        seed
+        for seed in first_scores.index.intersection(other_scores.index)
+        if not seed.startswith("?")
+    ]
+    if len(seeds) < 2 or first_scores.index.has_duplicates or other_scores.index.has_duplicates:
         return ""
-    differences = two[seeds] - one[seeds]
+    differences = other_scores[seeds] - first_scores[seeds]
     return (
         f"; paired by seed, {differences.min():+.4f} to {differences.max():+.4f} "
         f"over {len(seeds)} seeds"
@@ -471,13 +478,15 @@ def report_markdown(report: ComparisonReport, figures: Sequence[str] = ()) -> st
         "\n".join(f"- {safe(note)}" for note in report.notes),
         *(f"## {f.heading}\n\n![{f.alt}]({f.file})\n\n{f.caption}" for f in drawn),
         "## What the runs have in common",
-        "\n".join(f"- **{state}**: {safe(what)}: {safe(detail)}" for what, state, detail in checks),
+        "\n".join(
+            f"- **{state}**: {safe(check)}: {safe(detail)}" for check, state, detail in checks
+        ),
         f"## Every run\n\n{as_markdown(report.runs)}",
     ]
     if report.samples:
         texts = {name: " ".join(text.split()) for name, text in report.samples.items()}
-        written = "\n".join(f"- **{safe(name)}**: {safe(text)}" for name, text in texts.items())
-        parts.append(f"## {SAMPLES}\n\n{written}")
+        notes = "\n".join(f"- **{safe(name)}**: {safe(text)}" for name, text in texts.items())
+        parts.append(f"## {SAMPLES}\n\n{notes}")
     if report.left_out:
         lines = (f"- {safe(name)}: {safe(reason)}" for name, reason in report.left_out.items())
         parts.append("## Left out\n\n" + "\n".join(lines))

@@ -52,7 +52,7 @@ def price(
         flops: Counted FLOPs per token. Defaults to the planned ones.
         planned: FLOPs per token that the configuration plans. Defaults to the model's FLOPs at
             ``context``.
-        rows_per_target: Positions computed for each target, more than one if rows overlap.
+        rows_per_target: Number of positions computed per target, above 1 if rows overlap.
         expected: Mean of the additional steps that a router expects, if there is one.
 
     Returns:

@@ -188,14 +188,14 @@ def _read_differently(tokenizer: Tokenizer, folder: Path) -> str | None:
     from transformers import AutoTokenizer
 
     try:
-        theirs = AutoTokenizer.from_pretrained(folder)
-        ids = [theirs.encode(text, add_special_tokens=False) for text in _PROBES]
-        what = f"reads it as {type(theirs).__name__}, with other ids"
+        loaded = AutoTokenizer.from_pretrained(folder)
+        ids = [loaded.encode(text, add_special_tokens=False) for text in _PROBES]
+        difference = f"reads it as {type(loaded).__name__}, with other ids"
     except Exception as error:
-        ids, what = [], f"cannot read it ({first_line(error)})"
+        ids, difference = [], f"cannot read it ({first_line(error)})"
     if ids == [tokenizer.encode(text) for text in _PROBES]:
         return None
-    return f"AutoTokenizer {what}: use PreTrainedTokenizerFast.from_pretrained"
+    return f"AutoTokenizer {difference}: use PreTrainedTokenizerFast.from_pretrained"
 
 
 def _bytes_json() -> str:
@@ -314,13 +314,13 @@ def _write_transformers(
             name = tokenizer.name if note is None else f"{tokenizer.name}; {note}"
         else:
             name = f"none ({tokenizer.name} has no equivalent)"
-    whole = sum(tensor.numel() for tensor in model.state_dict().values())
+    num_values = sum(tensor.numel() for tensor in model.state_dict().values())
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     rows = {"format": f"transformers, {config['architectures'][0]} ({family})", "tokenizer": name}
     backbone = getattr(model.network, "backbone", None)
     if backbone is None:
         return rows
-    left = whole - sum(tensor.numel() for tensor in backbone.state_dict().values())
+    left = num_values - sum(tensor.numel() for tensor in backbone.state_dict().values())
     return rows | {
         "left out": f"{left:,} parameters outside the backbone; --format folder keeps them"
     }

@@ -92,11 +92,11 @@ def make_panels(size: tuple[float, float], count: int = 1, **options: Any) -> tu
     return figure, list(figure.subplots(1, count, squeeze=False, **options)[0])
 
 
-def add_legend(figure: Any, named: Mapping[str, Any], columns: int = LEGEND_COLUMNS) -> None:
+def add_legend(figure: Any, handles: Mapping[str, Any], columns: int = LEGEND_COLUMNS) -> None:
     """Adds a legend of artists by name above the panels, in at most ``columns`` columns."""
-    layout: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(named), columns)}
+    layout: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(handles), columns)}
     figure.legend(
-        list(named.values()), list(map(plain_text, named)), frameon=False, fontsize=9, **layout
+        list(handles.values()), list(map(plain_text, handles)), frameon=False, fontsize=9, **layout
     )
 
 
@@ -163,25 +163,25 @@ def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
     """
     figure, axes = make_panels((12, 4.8), len(COSTS_OF_LOSS), sharey=True)
     panels: dict[str, Any] = dict(zip(COSTS_OF_LOSS, axes, strict=True))
-    named: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     pointed = panels
     if on_other_text(runs, curves, key):
         pointed = {name: panels[name] for name, (_, cost) in COSTS_OF_LOSS.items() if not cost}
         for column, panel in panels.items():
-            said = "scores of the table" if column in pointed else "validations, on other text"
-            panel.set_title(said, fontsize=9)
+            source = "scores of the table" if column in pointed else "validations, on other text"
+            panel.set_title(source, fontsize=9)
     for idx, (label, row) in enumerate(runs.groupby("label", sort=False)):
         colour = COLOURS[idx % len(COLOURS)]
         likelihood = row["likelihood"].iloc[0]
         look = {"color": colour, "linestyle": KIND_DASHES[likelihood]}
         _draw_curve(panels, curves[curves["run"].isin(row["run"])], **look)
         exact = likelihood == "exact"
-        shown = label if exact else f"{label} ({KINDS[likelihood]})"
-        named[shown] = _draw_scores(pointed, row, row[key], hollow=not exact, **look)
+        title = label if exact else f"{label} ({KINDS[likelihood]})"
+        handles[title] = _draw_scores(pointed, row, row[key], hollow=not exact, **look)
     for column, panel in panels.items():
         set_costs(panel, COSTS_OF_LOSS[column][0])
     axes[0].set_ylabel(LOSS_TITLES[key])
-    add_legend(figure, named, LOSS_LEGEND_COLUMNS)
+    add_legend(figure, handles, LOSS_LEGEND_COLUMNS)
     return figure
 
 
@@ -235,14 +235,14 @@ def _draw_scores(
     style |= {"markerfacecolor": "white" if hollow else style["color"]}
     if len(losses) > 1:
         style |= {"yerr": [[mean - min(losses)], [max(losses) - mean]], "capsize": 3}
-    shown: Any = None
+    handle: Any = None
     for column, panel in panels.items():
         costs = row[column].dropna()
         if len(costs):
             draw = panel.errorbar if len(losses) > 1 else panel.plot
-            shown = draw([statistics.fmean(costs)], [mean], zorder=3, **style)
-            shown = shown if len(losses) > 1 else shown[0]
-    return shown
+            handle = draw([statistics.fmean(costs)], [mean], zorder=3, **style)
+            handle = handle if len(losses) > 1 else handle[0]
+    return handle
 
 
 # ---- compute: FLOPs of models by part (Fig. 3 of the Latent-Thought paper)
@@ -326,21 +326,21 @@ def sweep_figure(points: pd.DataFrame, against: Sequence[str], measure: str = "p
         measure: The y axis over costs, perplexity or nats_per_token.
     """
     figure, panels = make_panels((1 + 4 * len(against), 4.4), len(against))
-    named: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for panel, key in zip(panels, against, strict=True):
         height = measure if key in SWEEP_COSTS else "nats_per_token"
         for idx, (line, members) in enumerate(points.groupby("line", sort=False)):
             colour = COLOURS[idx % len(COLOURS)]
-            named[str(line)] = _draw_line(panel, members, key, height, colour)
+            handles[str(line)] = _draw_line(panel, members, key, height, colour)
         kinds = points.groupby("likelihood", sort=False) if key in SWEEP_COSTS else ()
         for likelihood, members in kinds:
             best = members[members[f"frontier_{key}"]].sort_values([key, height])
             look = {"color": GREY, "linestyle": ":", "zorder": 0, "drawstyle": "steps-post"}
             rings = {"marker": MARKERS[likelihood], "markersize": 9, "markerfacecolor": "none"}
             (drawn,) = panel.plot(list(best[key]), list(best[height]), **look, **rings)
-            named[f"Pareto frontier {MARKS[likelihood]}".rstrip()] = drawn
+            handles[f"Pareto frontier {MARKS[likelihood]}".rstrip()] = drawn
         _set_axes(panel, key, height, points[key])
-    add_legend(figure, named)
+    add_legend(figure, handles)
     return figure
 
 

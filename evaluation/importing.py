@@ -57,14 +57,14 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
     Raises:
         ValueError: If the method does not support the architecture or one of its options.
     """
-    theirs = load_causal_lm(source) if isinstance(source, str) else source
-    given = theirs.config.to_dict()
-    family, options = describe(theirs)
+    source_model = load_causal_lm(source) if isinstance(source, str) else source
+    source_fields = source_model.config.to_dict()
+    family, options = describe(source_model)
     cls, config_cls, families = PONDER[method]
-    if method == "ponderlm1" and given.get("ponderinglm"):  # the authors' earlier code
+    if method == "ponderlm1" and source_fields.get("ponderinglm"):  # the authors' earlier code
         families = ("gpt_neox",)
-        given |= {
-            "num_latent_thoughts": given.get("pondering_steps"),
+        source_fields |= {
+            "num_latent_thoughts": source_fields.get("pondering_steps"),
             "residual_interpolated_embeds": True,
         }
     if family.model_type not in families:
@@ -72,25 +72,31 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
             f"method ({method}): model_type ({family.model_type}) cannot be imported; it must be "
             f"{' or '.join(families)}"
         )
-    steps = changes.get("thinking_steps", given.get("num_latent_thoughts"))
+    steps = changes.get("thinking_steps", source_fields.get("num_latent_thoughts"))
     if steps is None:
         raise ValueError(
             f"method ({method}): config.json has no num_latent_thoughts; give the number of "
             "steps, with --set.thinking_steps"
         )
-    _refuse_ponder(method, given, options)
-    fields = {"init": "ponderlm", "thinking_steps": steps, **_ponder_options(method, given)}
+    _refuse_ponder(method, source_fields, options)
+    fields = {
+        "init": "ponderlm",
+        "thinking_steps": steps,
+        **_ponder_options(method, source_fields),
+    }
     model: LanguageModel = cls(config_cls(**{**options, **fields, **changes}))
     model.configure_model()
     network: Any = model.network
-    weights = family.import_weights(theirs.state_dict(), model.config)
+    weights = family.import_weights(source_model.state_dict(), model.config)
     with torch.no_grad():
-        factor = _embedding_factor(method, given, model.config.dim) / embedding_scale(model.config)
+        factor = _embedding_factor(method, source_fields, model.config.dim) / embedding_scale(
+            model.config
+        )
         table = weights["embedding.weight"]  # often in half precision
         table = table.to(torch.promote_types(table.dtype, torch.float32)) * factor
         weights["embedding.weight"] = table
         if getattr(network, "pause", None) is not None:
-            row = int(given.get("pause_token_id", PAUSE_ID))
+            row = int(source_fields.get("pause_token_id", PAUSE_ID))
             if not 0 <= row < len(table):
                 raise ValueError(
                     f"method (pause): the vocabulary has {len(table)} rows, none for "
@@ -101,14 +107,14 @@ def import_ponder(source: Any, method: Method, **changes: Any) -> LanguageModel:
     return model
 
 
-def _refuse_ponder(method: Method, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def _refuse_ponder(method: Method, fields: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     refused = {
-        "recurrent_model=false": given.get("recurrent_model", True) is False,
+        "recurrent_model=false": fields.get("recurrent_model", True) is False,
         "tie_word_embeddings": options["tie_head"],
-        "interpolation=true": method == "ponderlm2" and bool(given.get("interpolation")),
+        "interpolation=true": method == "ponderlm2" and bool(fields.get("interpolation")),
         "interpolation_use_topk": method == "ponderlm2"
-        and bool(given.get("interpolation_use_topk")),
-        "hidden_layer_num": method == "ponderlm1" and given.get("hidden_layer_num") is not None,
+        and bool(fields.get("interpolation_use_topk")),
+        "hidden_layer_num": method == "ponderlm1" and fields.get("hidden_layer_num") is not None,
     }
     present = [name for name, is_set in refused.items() if is_set]
     if present:
@@ -118,23 +124,23 @@ def _refuse_ponder(method: Method, given: Mapping[str, Any], options: Mapping[st
         )
 
 
-def _ponder_options(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
+def _ponder_options(method: Method, fields: Mapping[str, Any]) -> dict[str, Any]:
     if method == "ponderlm2":
-        return {"eval_iterations": given.get("num_jacobi_iterations", 3)}
+        return {"eval_iterations": fields.get("num_jacobi_iterations", 3)}
     if method == "ponderlm1":
-        multiply = bool(given.get("mutiply_pondering_steps", False))  # sic
-        sums = bool(given.get("residual_interpolated_embeds", False))
+        multiply = bool(fields.get("mutiply_pondering_steps", False))  # sic
+        sums = bool(fields.get("residual_interpolated_embeds", False))
         return {"accumulate": sums, "multiply_embedding": multiply}
     return {}
 
 
-def _embedding_factor(method: Method, given: Mapping[str, Any], dim: int) -> float:
+def _embedding_factor(method: Method, fields: Mapping[str, Any], dim: int) -> float:
     """Returns the factor on embeddings in the public code."""
     if method == "looped":
         return math.sqrt(2.5 * dim)
     if method == "pause":
         return math.sqrt(dim)
-    if not given.get("scale_embeds", False):
+    if not fields.get("scale_embeds", False):
         return 1.0
     return math.sqrt(2.5 * dim if method == "ponderlm2" else dim)
 
@@ -166,17 +172,17 @@ def import_checkpoint(
     Raises:
         ValueError: If no class here is equivalent to the model, or the tokenizer does not fit it.
     """
-    given, theirs = dict(changes or {}), load_causal_lm(source)
+    options, source_model = dict(changes or {}), load_causal_lm(source)
 
     def build(**vocabulary: Any) -> LanguageModel:
         """Builds the model with given sizes of its vocabulary."""
-        fields = {**given, **vocabulary}
+        fields = {**options, **vocabulary}
         try:
             if method == "transformer":
-                return import_transformers(theirs, **fields)
-            return import_ponder(theirs, method, **fields)
+                return import_transformers(source_model, **fields)
+            return import_ponder(source_model, method, **fields)
         except TypeError as error:
-            raise ValueError(f"set ({', '.join(given) or 'nothing'}): {error}") from error
+            raise ValueError(f"set ({', '.join(options) or 'nothing'}): {error}") from error
 
     model = build()
     name = own_tokenizer(source) if tokenizer is None else tokenizer
@@ -266,8 +272,8 @@ def _need_for(
             return f"{text!r} (id {i}) was not added to it"
     if tokenizer.eos_id >= rows:
         return f"its end-of-text token (id {tokenizer.eos_id}) is one without a row"
-    around = json.dumps(content.get("post_processor"))
-    used = [text for text in added if json.dumps(text) in around]
+    template = json.dumps(content.get("post_processor"))
+    used = [text for text in added if json.dumps(text) in template]
     return f"it puts {used[0]!r} around texts" if used else None
 
 

@@ -109,12 +109,12 @@ def changed_fields(checkpoint: Checkpoint, model: LanguageModel) -> dict[str, An
     """Returns the config fields of a rebuilt model that differ from its training."""
     trained = checkpoint.model_recipe["init_args"].get("config", {})
     defaults = {field.name: field.default for field in dataclasses.fields(model.config)}
-    known = {**defaults, **trained}  # an older checkpoint lacks fields that were added since
-    now = model.recipe()["init_args"]["config"]
+    original = {**defaults, **trained}  # an older checkpoint lacks fields that were added since
+    current = model.recipe()["init_args"]["config"]
     return {
         key: value
-        for key, value in now.items()
-        if known[key] is not dataclasses.MISSING and value != known[key]
+        for key, value in current.items()
+        if original[key] is not dataclasses.MISSING and value != original[key]
     }
 
 
@@ -143,13 +143,14 @@ def _load_weights(
     try:
         model.load_state_dict(checkpoint.content["state_dict"])
     except RuntimeError as error:
-        given = ", ".join(f"{key}={value}" for key, value in (changes or {}).items())
-        asked = f"with {given}, which changes their shapes" if given else "as saved"
+        assignments = ", ".join(f"{key}={value}" for key, value in (changes or {}).items())
+        condition = f"with {assignments}, which changes their shapes" if assignments else "as saved"
         # torch names each tensor on a separate line, below a heading
         reason = str(error).partition("\n")[2]
         reason = textwrap.shorten(reason, MAX_REASON_LENGTH, placeholder=" ...")
         raise CheckpointError(
-            f"{checkpoint.path}: the weights do not fit {type(model).__name__} {asked}; {reason}"
+            f"{checkpoint.path}: the weights do not fit {type(model).__name__} {condition}; "
+            f"{reason}"
         ) from error
 
 
@@ -292,13 +293,13 @@ def prepare_for_all(
 
     check_all(lambda _, model: check_fit(model, data))
     prepare(data, models[0][0])
-    check_all(lambda each, _: check_meaning(data.tokenizer, each, "the data's tokenizer"))
+    check_all(lambda saved, _: check_meaning(data.tokenizer, saved, "the data's tokenizer"))
 
 
-def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
+def check_meaning(used: Tokenizer, checkpoint: Checkpoint, source: str) -> None:
     """Checks that a tokenizer's ids mean the same text as in a checkpoint's training.
 
-    Checkpoints without a tokenizer accept any. ``what`` names the tokenizer in the message.
+    Checkpoints without a tokenizer accept any. ``source`` names the tokenizer in the message.
 
     Raises:
         ValueError: If they mean other text.
@@ -309,12 +310,12 @@ def check_meaning(used: Tokenizer, checkpoint: Checkpoint, what: str) -> None:
     trained = tokenizer_from_state(saved)
     if not same_tokenizer(trained, used):
         raise ValueError(
-            f"{what} ({used.name}, {used.vocab_size} entries) is not the checkpoint's "
+            f"{source} ({used.name}, {used.vocab_size} entries) is not the checkpoint's "
             f"({trained.name}, {trained.vocab_size} entries): the same ids mean different text"
         )
     if trained.text_bos_id != used.text_bos_id:
         raise ValueError(
-            f"{what} ({used.name}) begins texts with {_begin(used)}, the checkpoint's "
+            f"{source} ({used.name}) begins texts with {_begin(used)}, the checkpoint's "
             f"({trained.name}) with {_begin(trained)}; use the tokenizer it was trained with"
         )
 

@@ -51,8 +51,8 @@ def perplexity_table(result: Mapping[str, Any]) -> str:
         hidden.append("text_changes")
     else:
         values["text_changes"] = f"the tokenizer {values['text_changes']}; bytes are of the source"
-    shown = _flat({key: value for key, value in values.items() if key not in hidden})
-    return format_table({k.replace("_", " "): _readable(v) for k, v in shown.items()})
+    visible = _flat({key: value for key, value in values.items() if key not in hidden})
+    return format_table({k.replace("_", " "): _readable(v) for k, v in visible.items()})
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -119,13 +119,13 @@ def measure_perplexity(
     source = data.evaluation_source(split)
     count = len(source) if limit_batches is None else min(limit_batches, len(source))
     uses_budget = getattr(model.config, "uses_budget", False)
-    how = {"budget": model.config.budget} if uses_budget else {}  # also if it is as trained
+    options = {"budget": model.config.budget} if uses_budget else {}  # also if it is as trained
     pairs: PairedScores | None = None
     compute, start = ComputeCounter(), time.perf_counter()
     if mode == "blockwise":
         totals = _score_blockwise(model, data, source, count, precision, compute)
     else:
-        how |= {"positions": positions, "seed": seed}
+        options |= {"positions": positions, "seed": seed}
         pairs = _score_prefixes(model, data, source, count, positions, seed, precision, compute)
         totals = pairs.totals
     seconds = time.perf_counter() - start
@@ -158,7 +158,7 @@ def measure_perplexity(
             "batch_size": data.eval_batch_size,
             "precision": precision,
             **describe_model(checkpoint, model),
-            **how,
+            **options,
         },
     }
 
@@ -169,7 +169,7 @@ def score_checkpoint(
     changes: Mapping[str, Any] | None = None,
     *,
     device: Device = "auto",
-    **how: Any,
+    **options: Any,
 ) -> tuple[dict[str, Any], Path | None]:
     """Returns a checkpoint's likelihood of a split, see ``measure_perplexity``, cached on disk.
 
@@ -182,7 +182,7 @@ def score_checkpoint(
         data: Datamodule, prepared and set up.
         changes: Fields of the model's config with other values than in training.
         device: Device to run on.
-        **how: Options of ``measure_perplexity``.
+        **options: Options of ``measure_perplexity``.
 
     Returns:
         The result, and the file that it was read from, or None if it was computed now.
@@ -190,10 +190,10 @@ def score_checkpoint(
     Raises:
         ValueError: If the split is empty or the weights do not fit.
     """
-    outline, where = build_outline(checkpoint, changes), pick_device(device)
-    count = len(data.evaluation_source(how.get("split", "val")))
-    limit = how.pop("limit_batches", None)
-    settings = {"mode": "blockwise", "split": "val", "precision": "32", **how}
+    outline, target_device = build_outline(checkpoint, changes), pick_device(device)
+    count = len(data.evaluation_source(options.get("split", "val")))
+    limit = options.pop("limit_batches", None)
+    settings = {"mode": "blockwise", "split": "val", "precision": "32", **options}
     if settings["mode"] == "blockwise":
         settings = {k: v for k, v in settings.items() if k not in ("positions", "seed")}
     facts = {
@@ -202,13 +202,15 @@ def score_checkpoint(
         "data": data.recipe(),
         "config": outline.recipe()["init_args"]["config"],
         "batches": count if limit is None else min(limit, count),
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
+        "device": torch.cuda.get_device_name(target_device)
+        if target_device.type == "cuda"
+        else target_device.type,
         **settings,
     }
 
     def measure() -> dict[str, Any]:
         """Loads the weights and scores the split."""
-        model = build_model(checkpoint, changes).to(where)
+        model = build_model(checkpoint, changes).to(target_device)
         return measure_perplexity(checkpoint, model, data, limit_batches=limit, **settings)
 
     classes = {type(outline).__module__, type(data).__module__}
@@ -314,8 +316,8 @@ def run(settings: Namespace) -> None:
     (target,) = check_targets(output=settings.output)
     checkpoint, changes, data = open_with_data(settings)
     keys = ("mode", "seed", "split", "precision", "limit_batches", "device")
-    how = {key: settings[key] for key in keys}
-    result, path = score_checkpoint(checkpoint, data, changes, positions=positions, **how)
+    options = {key: settings[key] for key in keys}
+    result, path = score_checkpoint(checkpoint, data, changes, positions=positions, **options)
     report_result(perplexity_table(result), result, target)
     if path is not None:
         print(f"measured before: {path}")

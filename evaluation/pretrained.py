@@ -41,16 +41,16 @@ class Pretrained:
     ) -> None:
         from transformers import AutoTokenizer
 
-        named = f"{key} ({source})"
+        label = f"{key} ({source})"
         noun = "causal language model" if head == "causal" else "model"
         other = f"the folder of a saved {noun} with its tokenizer"
         self.source, self.precision = source, precision
         self.tokenizer: Any = read_pretrained(
-            AutoTokenizer, source, "tokenizer", named, other=other
+            AutoTokenizer, source, "tokenizer", label, other=other
         )
         model = load_pretrained(
             source,
-            named,
+            label,
             other=other,
             head=head,
             dtype=torch.bfloat16 if precision == "bf16" else torch.float32,

@@ -48,17 +48,17 @@ def describe_result(
     model: LanguageModel,
     tokenizer: Tokenizer,
     precision: Precision,
-    how: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Returns ``model``, ``checkpoint`` and ``settings`` of a result without a corpus.
 
-    ``how`` has the settings of the command.
+    ``options`` has the settings of the command.
     """
     return {
         "model": type(model).__name__,
         "checkpoint": str(checkpoint.path),
         "settings": {
-            **how,
+            **options,
             "tokenizer": tokenizer.name,
             "precision": precision,
             **describe_model(checkpoint, model),

@@ -190,19 +190,19 @@ def _document_starts(
     BOS.
     """
     marked = -(-length * 3 // 2)
-    everything = np.arange(stream.num_documents)
-    starts = stream.starts(everything)
-    starts = starts[stream.ends(everything) - starts >= marked]
+    documents = np.arange(stream.num_documents)
+    starts = stream.starts(documents)
+    starts = starts[stream.ends(documents) - starts >= marked]
     taken = starts[_spread(len(starts), count, f"long enough documents in the {split} split")]
     rows = stream.gather(taken[:, None] + np.arange(marked))
     return [row[row != bos_id][:length].tolist() for row in rows]
 
 
-def _spread(available: int, count: int, what: str) -> np.ndarray:
+def _spread(available: int, count: int, noun: str) -> np.ndarray:
     """Returns ``count`` ascending, equally spaced indices below ``available``."""
     if count > available:
         raise ValueError(
-            f"prompts ({count}): there are only {available} {what}; set fewer, or name other "
+            f"prompts ({count}): there are only {available} {noun}; set fewer, or name other "
             "text with --data and --split"
         )
     return np.arange(count) * available // count
@@ -305,8 +305,10 @@ def check_room(model: LanguageModel, tokenizer: Tokenizer, config: QualityConfig
         new = getattr(config, key)
         if limit is None or prompt + new - 1 <= limit:  # the last token is not read
             continue
-        most = limit + 1 - prompt
-        cure = f"pass --{key} {most} or less" if most > 0 else "shorten the prompt"
+        max_new_tokens = limit + 1 - prompt
+        cure = (
+            f"pass --{key} {max_new_tokens} or less" if max_new_tokens > 0 else "shorten the prompt"
+        )
         raise ValueError(
             f"{key} ({new}) after a prompt of length {prompt} does not fit the model's context of "
             f"{limit}; {cure}"
@@ -562,32 +564,36 @@ def run(settings: Namespace) -> None:
     steps = GeneratedSteps()
     write = partial(write_texts, model, tokenizer, config=config, precision=settings.precision)
     with recording(generated_steps=steps.count):
-        written: dict[Row, WrittenTexts] = {
+        texts_by_row: dict[Row, WrittenTexts] = {
             (mode, way): write(protocol.prompts, new_tokens=protocol.new_tokens, way=way)
             for mode, protocol in protocols.items()
             for way in config.sampling
         }
     if lines is not None:
-        rows = (_lines(mode, way, texts, tokenizer) for (mode, way), texts in written.items())
+        rows = (_lines(mode, way, texts, tokenizer) for (mode, way), texts in texts_by_row.items())
         write_jsonl(lines, list(itertools.chain(*rows)))
-    longest = max(len(text) for texts in written.values() for text in texts.whole)
-    cost = price(model, longest, steps.mean, sum(texts.seconds for texts in written.values()))
+    longest = max(len(text) for texts in texts_by_row.values() for text in texts.whole)
+    cost = price(model, longest, steps.mean, sum(texts.seconds for texts in texts_by_row.values()))
     numbers = {
         (mode, way): {**protocols[mode].measure(texts), **texts.as_dict()}
-        for (mode, way), texts in written.items()
+        for (mode, way), texts in texts_by_row.items()
     }
-    how = {
+    options = {
         **vars(config),
         "featurizer": config.featurizer if "conditional" in protocols else None,
         "judge": config.judge if "unconditional" in protocols else None,
         "mauve_text": version("mauve-text") if "conditional" in protocols else None,
     }
-    asked = describe_result(checkpoint, model, tokenizer, settings.precision, how)
+    described = describe_result(checkpoint, model, tokenizer, settings.precision, options)
     of_data = describe_data(checkpoint, data, settings.split) if data else None
-    result = {**_as_result(numbers), **cost, **asked, "data": of_data}
-    shown = {**asked["settings"], **asked, "split": settings.split if data else None}
+    result = {**_as_result(numbers), **cost, **described, "data": of_data}
+    details = {
+        **described["settings"],
+        **described,
+        "split": settings.split if data else None,
+    }
     keys = ("featurizer", "judge", "split", "batch_size", "precision", "device", "checkpoint")
-    facts = {key.replace("_", " "): str(shown[key]) for key in keys if shown[key] is not None}
+    facts = {key.replace("_", " "): str(details[key]) for key in keys if details[key] is not None}
     report_result(quality_table(numbers, {**facts, **cost_cells(cost)}), result, target)
 
 

@@ -114,10 +114,10 @@ def save_result(checkpoint: Checkpoint, result: Result, facts: Mapping[str, Any]
 
 
 def _write(path: Path, result: Result, identity: Result) -> None:
-    written = datetime.now(UTC).isoformat()
+    timestamp = datetime.now(UTC).isoformat()
     try:
         path.parent.mkdir(exist_ok=True)
-        write_json(path, {**result, "identity": identity, "written": written})
+        write_json(path, {**result, "identity": identity, "written": timestamp})
     except (OSError, ValueError) as error:
         print(f"{path.parent}: cannot save the result ({error})", file=sys.stderr)
 
@@ -143,8 +143,8 @@ def results_of(checkpoint: Checkpoint) -> list[Result]:
     if not contents:
         return []
     same = {"format": RESULT_FORMAT, "checkpoint": checkpoint_digest(checkpoint)}
-    about = [content for content in contents if same.items() <= content["identity"].items()]
-    return sorted(about, key=lambda content: str(content["written"]))
+    matching = [content for content in contents if same.items() <= content["identity"].items()]
+    return sorted(matching, key=lambda content: str(content["written"]))
 
 
 def _read(path: Path) -> Result | None:
@@ -153,8 +153,8 @@ def _read(path: Path) -> Result | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    known = isinstance(content, dict) and isinstance(content.get("identity"), dict)
-    return content if known and "written" in content else None
+    is_valid = isinstance(content, dict) and isinstance(content.get("identity"), dict)
+    return content if is_valid and "written" in content else None
 
 
 def code_digest(packages: Iterable[str]) -> str | None:

@@ -78,8 +78,8 @@ def draw_pairs(names: Sequence[str], count: int, seed: int) -> list[Pair]:
     others = len(names) - 1
     total = len(names) * others
     drawn = random.Random(seed).sample(range(total), min(count, total))
-    places = (divmod(idx, others) for idx in drawn)
-    return [(names[i], names[j + (j >= i)]) for i, j in places]
+    pairs = (divmod(idx, others) for idx in drawn)
+    return [(names[i], names[j + (j >= i)]) for i, j in pairs]
 
 
 # ---- models: our checkpoints, and models of ``transformers``
@@ -189,15 +189,15 @@ def one_prompt(probed: Probed, pair: Pair, condition: str) -> list[int]:
     return probed.prompt([part.format(father=father, son=son) for part in parts])
 
 
-def equal_lengths(prompts: Sequence[Sequence[int]], most: int = BATCH) -> list[list[int]]:
-    """Groups the rows of prompts by length, at most ``most`` in a group, so none needs padding."""
+def equal_lengths(prompts: Sequence[Sequence[int]], max_rows: int = BATCH) -> list[list[int]]:
+    """Groups prompts of equal length, at most ``max_rows`` per group, so none needs padding."""
     by_length: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(row)
     return [
-        rows[start : start + most]
+        rows[start : start + max_rows]
         for rows in by_length.values()
-        for start in range(0, len(rows), most)
+        for start in range(0, len(rows), max_rows)
     ]
 
 
@@ -283,14 +283,14 @@ def reversal_figure(answers: pd.DataFrame, title: str) -> Any:
     higher is likelier.
     """
     figure, panels = make_panels((6.4, 4.2), 2, sharey=True)
-    shown = answers[:: -(-len(answers) // MAX_POINTS)]  # an evenly spaced part of the pairs
+    sample = answers[:: -(-len(answers) // MAX_POINTS)]  # an evenly spaced part of the pairs
     # jitter by a low-discrepancy sequence, which needs no random numbers
-    spread = WIDTH * (pd.RangeIndex(len(shown)).to_numpy() * 0.618034 % 1 - 0.5)
+    spread = WIDTH * (pd.RangeIndex(len(sample)).to_numpy() * 0.618034 % 1 - 0.5)
     style = {"fmt": "D", "markersize": 7, "capsize": 4, "markeredgecolor": "white"}
     for ax, condition in zip(panels, CONDITIONS, strict=True):
         for x, (candidate, color) in enumerate(COLOURS.items()):
             key = f"{condition}_{candidate}"
-            ax.scatter(x + spread, shown[key], s=8, alpha=0.35, color=color, linewidths=0)
+            ax.scatter(x + spread, sample[key], s=8, alpha=0.35, color=color, linewidths=0)
             ax.errorbar(x, answers[key].mean(), answers[key].sem(), color=color, **style)
         ax.set_xticks(range(2), COLOURS)
         ax.set_xlim(-0.6, 1.6)
@@ -327,10 +327,10 @@ def run(settings: Namespace) -> None:
     """Asks the model, prints a table, and writes the requested files."""
     _check(settings)
     target, picture = check_targets(output=settings.output, plot=settings.plot)
-    how = {key: settings[key] for key in ("pairs", "seed", "precision")}
-    probed, asked = (_load_own if settings.hf is None else _load_hub)(settings, how)
+    options = {key: settings[key] for key in ("pairs", "seed", "precision")}
+    probed, provenance = (_load_own if settings.hf is None else _load_hub)(settings, options)
     answers, summary = measure_reversal(probed, pairs=settings.pairs, seed=settings.seed)
-    result = {**summary, **asked}
+    result = {**summary, **provenance}
     report_result(reversal_table(result), result, target)
     if picture is not None:
         write_picture(reversal_figure(answers, str(settings.hf or settings.ckpt)), picture)
@@ -343,23 +343,23 @@ def _check(settings: Namespace) -> None:
         raise ValueError("set and which are options of checkpoints; leave them out with --hf")
 
 
-def _load_own(settings: Namespace, how: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
+def _load_own(settings: Namespace, options: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
     checkpoint, model, tokenizer = load_with_tokenizer(settings)
     try:
         train_tokens = count_train_tokens(checkpoint, build_data(checkpoint))
     except ValueError:  # the training text is not prepared here, and the probe does not need it
         train_tokens = None
-    asked = {
+    provenance = {
         "parameters": non_embedding_parameters(model),
         "train_tokens": train_tokens,
         "hf": None,
-        **describe_result(checkpoint, model, tokenizer, settings.precision, how),
+        **describe_result(checkpoint, model, tokenizer, settings.precision, options),
     }
-    return probe_model(model, tokenizer, settings.precision), asked
+    return probe_model(model, tokenizer, settings.precision), provenance
 
 
-def _load_hub(settings: Namespace, how: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
+def _load_hub(settings: Namespace, options: Mapping[str, Any]) -> tuple[Probed, dict[str, Any]]:
     pretrained = Pretrained(settings.hf, pick_device(settings.device), settings.precision)
-    how = {"tokenizer": settings.hf, **how, "device": str(pretrained.model.device)}
+    options = {"tokenizer": settings.hf, **options, "device": str(pretrained.model.device)}
     source = {"model": type(pretrained.model).__name__, "checkpoint": None, "hf": settings.hf}
-    return probe_pretrained(pretrained), {**source, "settings": how}
+    return probe_pretrained(pretrained), {**source, "settings": options}

@@ -184,13 +184,13 @@ def tasks_in(results: Iterable[Mapping[str, Any]]) -> dict[str, Task]:
     """
     scores: dict[tuple[str, Any], Task] = {}
     for content in results:
-        asked, tasks = content.get("settings", {}), content.get("tasks", {})
-        if asked.get("set"):
+        task_settings, tasks = content.get("settings", {}), content.get("tasks", {})
+        if task_settings.get("set"):
             continue
         means = [task for task in tasks.values() if task["metrics"]]
         grouped = {member for task in means for member in task.get("tasks", ())}
         for name, task in tasks.items():
-            result = _task_result(task, asked)
+            result = _task_result(task, task_settings)
             key = name, result["how"].get("num_fewshot")
             if not result["metrics"] or name in grouped:
                 continue
@@ -207,15 +207,17 @@ def _examples(task: Task) -> int:
     return int(task["how"].get("examples") or 0)
 
 
-def _task_result(task: Mapping[str, Any], asked: Mapping[str, Any]) -> Task:
-    how = {key: task.get(key) for key in HOW_TASK} | {key: asked.get(key) for key in HOW_ASKED}
+def _task_result(task: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
+    options = {key: task.get(key) for key in HOW_TASK} | {
+        key: settings.get(key) for key in HOW_ASKED
+    }
     return {
         "metrics": {
             key: value
             for key, value in task["metrics"].items()
             if is_number(value) and math.isfinite(value) and "stderr" not in key
         },
-        "how": {key: value for key, value in how.items() if value is not None},
+        "how": {key: value for key, value in options.items() if value is not None},
     }
 
 
@@ -493,7 +495,7 @@ def _markers(data: LanguageDataModule, split: Split) -> float:
 
 
 def _provenance(run: RunRecord) -> dict[str, Any]:
-    path, here = run.checkpoint.path.resolve(), Path.cwd()
+    path, cwd = run.checkpoint.path.resolve(), Path.cwd()
     order, states = _order(run), _states_steps(run)
     # steps with fixed rows set the accumulation themselves
     accumulated = None if states else run.record["accumulate_grad_batches"]
@@ -503,7 +505,7 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
     return {
         "run": run.name,
         "row": run.row,
-        "checkpoint": str(path.relative_to(here) if path.is_relative_to(here) else path),
+        "checkpoint": str(path.relative_to(cwd) if path.is_relative_to(cwd) else path),
         "which": run.checkpoint.which,
         "model": type(run.outline).__name__,
         "model_recipe": run.outline.recipe(),
@@ -579,10 +581,10 @@ def runs_frame(metrics: Sequence[RunMetrics], keys: str | None = None) -> pd.Dat
     runs = runs.sort_values("run", ignore_index=True)
     runs = runs.where(runs.notna(), None)
     rows = [row for _, row in runs.groupby(["row", "recipe", "stride"], sort=False, dropna=False)]
-    firsts = [row.iloc[0] for row in rows]
+    heads = [row.iloc[0] for row in rows]
     names = [_name_of_row(list(row["run"]), row["model"].iloc[0]) for row in rows]
-    given, recipes = ([first[key] for first in firsts] for key in ("row", "model_recipe"))
-    labels = make_labels(names, given, recipes, keys)
+    given_names, recipes = ([first[key] for first in heads] for key in ("row", "model_recipe"))
+    labels = make_labels(names, given_names, recipes, keys)
     for label, row in zip(labels, rows, strict=True):
         runs.loc[row.index, "label"] = label
     groups = sorted((group for _, group in runs.groupby("label", sort=False)), key=_rank)
@@ -620,8 +622,8 @@ def runs_with_loss(runs: pd.DataFrame) -> pd.DataFrame:
 def _seeds(row: pd.DataFrame) -> list[str]:
     """Returns the seed of each run of a row, with the seeds of the data order if they vary."""
     orders = [order.get("seed", "?") for order in row["order"]]
-    known = [not (seed is None or isinstance(seed, bool)) for seed in row["seed_everything"]]
-    seeds = [str(s) if k else "?" for s, k in zip(row["seed_everything"], known, strict=True)]
+    is_seed = [not (seed is None or isinstance(seed, bool)) for seed in row["seed_everything"]]
+    seeds = [str(s) if k else "?" for s, k in zip(row["seed_everything"], is_seed, strict=True)]
     if len(set(orders)) == 1:
         return seeds
     return [f"{seed} (data {order})" for seed, order in zip(seeds, orders, strict=True)]

@@ -300,8 +300,8 @@ def find_compared(
     names = path_names([checkpoint for _, checkpoint, _, _ in opened.values()])
     runs = []
     for name, (path, checkpoint, outline, row) in zip(names, opened.values(), strict=True):
-        near = (path, checkpoint.path.parent, checkpoint.path.parent.parent)
-        log = next((folder for folder in near if folder.is_dir() and has_log(folder)), None)
+        folders = (path, checkpoint.path.parent, checkpoint.path.parent.parent)
+        log = next((folder for folder in folders if folder.is_dir() and has_log(folder)), None)
         scalars = {} if log is None else read_scalars(log)
         runs.append(RunRecord(name, checkpoint, outline, log, read_record(log), scalars, row))
     return runs, left_out

@@ -152,10 +152,10 @@ def read_results(
         name, file = group[["group", "file"]].iloc[-1]
         if group["x"].nunique() < 2:
             raise ValueError(f"runs ({file}): {name} has only one size; name at least two")
-        again = group[group["checkpoint"].notna() & group.duplicated(["checkpoint", "x"])]
-        if len(again):
+        repeated = group[group["checkpoint"].notna() & group.duplicated(["checkpoint", "x"])]
+        if len(repeated):
             raise ValueError(
-                f"runs ({again['file'].iloc[0]}): {name} has another result of this checkpoint, "
+                f"runs ({repeated['file'].iloc[0]}): {name} has another result of this checkpoint, "
                 "on other text or with other settings; name one of them"
             )
     return pd.concat(groups, ignore_index=True)
@@ -202,9 +202,9 @@ def _read_target(target: str, size: str, y: str, law: Law) -> list[dict[str, Any
 
 def _check_number(file: Path, key: str, value: Any, *, above_0: bool, cure: str) -> None:
     if not is_number(value) or not math.isfinite(value) or (above_0 and value <= 0):
-        wanted = "a number above 0" if above_0 else "a finite number"
+        expected = "a number above 0" if above_0 else "a finite number"
         raise ValueError(
-            f"runs ({file}): {key} ({value!r}) must be {wanted}; leave this run out, or {cure}"
+            f"runs ({file}): {key} ({value!r}) must be {expected}; leave this run out, or {cure}"
         )
 
 
@@ -259,12 +259,12 @@ def run(settings: Namespace) -> None:
     runs = read_results(settings.runs, settings.x, y, settings.law)
     fits, runs = fit_groups(runs, settings.baseline, settings.law)
     curves = {name: fit.as_dict() for name, fit in fits.items()}
-    shown = runs[["file", "x", "y", *MULTIPLIERS]].rename(columns={"x": size, "y": y})
-    lines = {
-        name: {**curve, "runs": shown[runs["group"] == name].to_dict("records")}
+    columns = runs[["file", "x", "y", *MULTIPLIERS]].rename(columns={"x": size, "y": y})
+    rows = {
+        name: {**curve, "runs": columns[runs["group"] == name].to_dict("records")}
         for name, curve in curves.items()
     }
-    result = {"x": size, "y": y, "baseline": settings.baseline, "fits": lines}
+    result = {"x": size, "y": y, "baseline": settings.baseline, "fits": rows}
     report_result(scaling_table(curves, runs, size, y), result, target)
     if picture is not None:
         write_picture(scaling_figure(runs, fits, size, y), picture)

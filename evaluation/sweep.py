@@ -110,8 +110,8 @@ def shown_dials(dials: Mapping[str, Any], names: Mapping[str, str] | None = None
 
     ``names`` has names to display instead of those fields' names.
     """
-    shown = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in dials.items()}
-    return ", ".join(f"{(names or {}).get(key, key)} {value}" for key, value in shown.items())
+    texts = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in dials.items()}
+    return ", ".join(f"{(names or {}).get(key, key)} {value}" for key, value in texts.items())
 
 
 def find_variants(
@@ -137,8 +137,8 @@ def find_variants(
     declared = dict.fromkeys(name for outline in outlines for name in outline.config.dials)
     for name in dials:
         if name not in declared:
-            there = ", ".join(declared) or "none"
-            raise ValueError(f"none of the models has the dial {name}; they have {there}")
+            names = ", ".join(declared) or "none"
+            raise ValueError(f"none of the models has the dial {name}; they have {names}")
     variants, skipped = [], []
     every = zip(checkpoints, path_names(checkpoints), fields, outlines, strict=True)
     for checkpoint, name, fixed, outline in every:
@@ -206,13 +206,13 @@ def point_line(variant: SweepVariant, label: str, result: Mapping[str, Any]) -> 
     }
 
 
-def points_frame(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def points_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Returns the points with the ``line`` of each, and whether it is on a ``frontier_COST``.
 
     A point is on the Pareto frontier of a cost if no other point with the same kind of likelihood
     is at least as good in cost and perplexity and better in one of them.
     """
-    points = pd.DataFrame(list(lines), dtype=object)
+    points = pd.DataFrame(list(rows), dtype=object)
     points["line"] = _lines(points)
     for cost in SWEEP_COSTS:
         kinds = points.groupby("likelihood")[[cost, "perplexity"]]
@@ -294,12 +294,12 @@ def shown_points(points: pd.DataFrame) -> str:
     keys = [key for key in table if key not in hidden and not key.startswith("frontier_")]
     columns = {key: TableColumn(NAMES.get(key) or title_of(key)) for key in keys}
     columns["seconds"] = TableColumn("seconds", "{:.3g}".format)
-    shown = show_columns(table.set_index("label").rename_axis(None), columns)
+    frame = show_columns(table.set_index("label").rename_axis(None), columns)
     of_kind = " of its kind of likelihood" if points["likelihood"].nunique() > 1 else ""
     notes = [f"*: no other point{of_kind} has both less cost and less perplexity"]
     if any(points[STEPS]):
         notes.append("thinking steps: additional steps per token at most, K of the papers")
-    return "\n".join([as_aligned(shown), *notes])
+    return "\n".join([as_aligned(frame), *notes])
 
 
 # ---- command
@@ -371,19 +371,19 @@ def run(settings: Namespace) -> None:
     recipe = data_recipe(settings, checkpoints[0])
     data = build_data(variants[0].checkpoint, recipe)
     prepare_for_all(data, [(variant.checkpoint, variant.outline) for variant in variants], "ckpts")
-    how = {key: settings[key] for key in ("split", "precision", "limit_batches", "device")}
-    lines = []
+    options = {key: settings[key] for key in ("split", "precision", "limit_batches", "device")}
+    rows = []
     for variant, label in zip(variants, labels, strict=True):
         try:
-            result, _ = score_checkpoint(variant.checkpoint, data, variant.changes, **how)
-            lines.append(point_line(variant, label, result))
+            result, _ = score_checkpoint(variant.checkpoint, data, variant.changes, **options)
+            rows.append(point_line(variant, label, result))
         except ValueError as error:  # also if weights have another shape
             if not variant.dials:
                 raise
             skipped.append(_skipped(variant.name, variant.dials, error))
-    if not lines:
+    if not rows:
         raise ValueError(skipped[-1])
-    points = points_frame(lines)
+    points = points_frame(rows)
     print(shown_points(points))
     for reason in skipped:
         print(f"skipped: {reason}")

@@ -56,7 +56,7 @@ def show_mean(values: pd.Series, show: Callable[[float], str]) -> str:
     """Formats the mean and the range of the seeds; empty without a number."""
     if not len(values := values.dropna()):
         return ""
-    low, high, mean = (show(of(values)) for of in (min, max, statistics.mean))
+    low, high, mean = (show(statistic(values)) for statistic in (min, max, statistics.mean))
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
@@ -94,5 +94,5 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 def escape_markdown(text: str) -> str:
     """Escapes text for a heading, cell or list item: no HTML, links, images or column breaks."""
-    shown = re.sub(r"[\\`|\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
-    return html.escape(shown, quote=False)
+    escaped = re.sub(r"[\\`|\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
+    return html.escape(escaped, quote=False)

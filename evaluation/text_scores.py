@@ -65,7 +65,7 @@ def score_texts(
     Raises:
         ValueError: If a text has no tokens.
     """
-    asked = []
+    requests = []
     for text, context in texts:
         parts = reader.segments(context, text)
         if not parts:
@@ -74,38 +74,38 @@ def score_texts(
             )
         if from_prefixes:
             parts = [prefix for part in parts for prefix in part.prefixes()]
-        asked.append(_Request(text, context, parts, not context and not from_prefixes))
+        requests.append(_Request(text, context, parts, not context and not from_prefixes))
     scores = []
     for request, (nats, of_text, likelihood) in zip(
-        asked, _nats(model, asked, reader, precision), strict=True
+        requests, _nats(model, requests, reader, precision), strict=True
     ):
         likelihood, causal = label(
-            likelihood, model.causal, from_prefixes=from_prefixes, given=bool(request.context)
+            likelihood, model.causal, from_prefixes=from_prefixes, has_context=bool(request.context)
         )
         scores.append(_text_score(tokenizer, request, nats, of_text, likelihood, causal))
     return scores
 
 
 def _nats(
-    model: LanguageModel, asked: Sequence[_Request], reader: Reader, precision: Precision
+    model: LanguageModel, requests: Sequence[_Request], reader: Reader, precision: Precision
 ) -> list[tuple[Tensor, float, Likelihood]]:
     """Returns for each request float64 nats of its tokens (N,) and of its whole text, and the kind.
 
     Texts of similar length share batches; texts with and without a context do not.
     """
-    order = sorted(range(len(asked)), key=lambda i: asked[i].length)
-    rows = [(i, part) for i in order for part in asked[i].parts]
-    apart = [[row for row in rows if asked[row[0]].whole is whole] for whole in (False, True)]
-    groups = [part[i : i + ROWS] for part in apart for i in range(0, len(part), ROWS)]
-    nats: list[list[Tensor]] = [[] for _ in asked]
-    of_texts, kinds = [0.0] * len(asked), [model.likelihood] * len(asked)
+    order = sorted(range(len(requests)), key=lambda i: requests[i].length)
+    rows = [(i, part) for i in order for part in requests[i].parts]
+    parts = [[row for row in rows if requests[row[0]].whole is whole] for whole in (False, True)]
+    groups = [part[i : i + ROWS] for part in parts for i in range(0, len(part), ROWS)]
+    nats: list[list[Tensor]] = [[] for _ in requests]
+    of_texts, kinds = [0.0] * len(requests), [model.likelihood] * len(requests)
     hidden = None if len(groups) > 1 else True  # None hides the bar unless stderr is a terminal
     for group in tqdm(groups, desc="scoring", disable=hidden):
-        batch = reader.batch([part for _, part in group], whole=asked[group[0][0]].whole)
+        batch = reader.batch([part for _, part in group], whole=requests[group[0][0]].whole)
         scores = score_batch(model, batch, precision)
-        each = scored_of(-scores.log_prob.double().cpu(), batch["targets"])
+        nats_by_row = scored_of(-scores.log_prob.double().cpu(), batch["targets"])
         terms = scores.sequence_term.double().cpu().tolist()
-        for (i, _), values, term in zip(group, each, terms, strict=True):
+        for (i, _), values, term in zip(group, nats_by_row, terms, strict=True):
             nats[i].append(values)
             of_texts[i] -= term
             kinds[i] = scores.kind
@@ -175,18 +175,20 @@ def token_logits(
     likelihood = model.likelihood
     for start in range(0, len(tokens), ROWS):
         part = slice(start, start + ROWS)
-        given = mask[part].sum(dim=1)
-        prefixes = zip(tokens[part], given.tolist(), strict=True)
+        lengths = mask[part].sum(dim=1)
+        prefixes = zip(tokens[part], lengths.tolist(), strict=True)
         batch = {
             "tokens": tokens[part],
             "targets": targets[part],
             "mask": mask[part],
-            "context": given,  # a method infers latents from all tokens of a row
+            "context": lengths,  # a method infers latents from all tokens of a row
             "sequence_id": torch.tensor([stream_of(row[:n].tolist()) for row, n in prefixes]),
         }
         with recording(logits=lambda logits: chunks.append(logits.clone())):
             likelihood = score_batch(model, batch, precision).kind
-    likelihood, causal = label(likelihood, model.causal, from_prefixes=from_prefixes, given=False)
+    likelihood, causal = label(
+        likelihood, model.causal, from_prefixes=from_prefixes, has_context=False
+    )
     return TokenLogits(torch.cat(chunks).view(rows, length, -1), likelihood, causal)
 
 
@@ -213,11 +215,11 @@ def checked_ids(model: LanguageModel, ids: Any) -> Tensor:
             f"ids ({str(ids)[:40]!a}) must be whole numbers (B, T); lm.tokenizer.prompt_ids(text) "
             "makes a row of them, and lm.logits(text) takes the text"
         )
-    tokens, most = tokens.to("cpu", torch.int64), model.config.vocab_size
-    if tokens.min() < 0 or tokens.max() >= most:
+    tokens, vocab_size = tokens.to("cpu", torch.int64), model.config.vocab_size
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(
-            f"ids (from {tokens.min()} to {tokens.max()}) must be at least 0 and below {most}, the "
-            "model's vocabulary; encode texts with lm.tokenizer"
+            f"ids (from {tokens.min()} to {tokens.max()}) must be at least 0 and below "
+            f"{vocab_size}, the model's vocabulary; encode texts with lm.tokenizer"
         )
     model.check_context(tokens.shape[1])
     return tokens

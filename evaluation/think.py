@@ -34,7 +34,7 @@ def run(settings: Namespace) -> None:
     import_packages(settings.packages)
     named = find_named(settings.ckpt, "ckpt", settings.which)
     if len(named) > len(LETTERS):
-        raise ValueError(f"ckpt: {len(named)} models are too many for a page of {len(LETTERS)}")
+        raise ValueError(f"ckpt: a page shows at most {len(LETTERS)} models, not {len(named)}")
     checkpoints = [checkpoint for _, checkpoint in named]
     recipes = [checkpoint.model_recipe for checkpoint in checkpoints]
     labels = make_labels(path_names(checkpoints), [name for name, _ in named], recipes)

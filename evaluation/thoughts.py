@@ -164,11 +164,11 @@ def trace_text(
 def _answered(model: Any, tokenizer: Tokenizer, question: str) -> tuple[Segment, str]:
     """Returns a question with the model's answer, and the chain of steps before it."""
     query = tokenizer.prompt_ids(question)
-    (written,) = model.generate_ids(
+    (generated,) = model.generate_ids(
         [query], tokenizer=tokenizer, max_new_tokens=MAX_ANSWER, temperature=0
     )
-    answer = model.answer_tokens(written)
-    chain = tokenizer.decode_continuation(written[: len(written) - len(answer)])
+    answer = model.answer_tokens(generated)
+    chain = tokenizer.decode_continuation(generated[: len(generated) - len(answer)])
     while answer and answer[-1] in tokenizer.stop_ids:
         answer = answer[:-1]
     return Segment.of(query, [*answer, tokenizer.eos_id]), chain.strip()
@@ -216,9 +216,9 @@ def _forks(recorder: TraceRecorder, batch: dict[str, Any]) -> pd.DataFrame:
     for values, fate in zip(tokens.to_dict("records"), fates.to_dict("records"), strict=True):
         parts = []
         for layer in range(1, streams.shape[1] + 1):
-            named = {n: fate[f"{n}_layer{layer}"] for n in ("created", "kept", "deleted")}
-            told = ", ".join(f"{count} {name}" for name, count in named.items() if count)
-            parts.append(f"fork layer {layer}: {told or 'none'}")
+            counts = {n: fate[f"{n}_layer{layer}"] for n in ("created", "kept", "deleted")}
+            summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+            parts.append(f"fork layer {layer}: {summary or 'none'}")
         parts.append(f"P of the original {values['score_original']:.3g}")
         if not math.isnan(values["score_forks"]):
             parts.append(f"of its forks {values['score_forks']:.3g}")
@@ -280,14 +280,14 @@ def _thoughts(
     model: Any, tokenizer: Tokenizer, recorder: TraceRecorder, batch: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Returns one row per thought after a chunk of the question or answer."""
-    asked, rows = int(batch["query_lengths"][0]), []
+    query_length, rows = int(batch["query_lengths"][0]), []
     for row in recorder.thoughts.rows or ():
         for thought in row.thoughts:
             # an answer follows the prefix, which is not shown
-            given = len(model.config.answer_prefix) if thought.end >= asked else 0
+            prefix_length = len(model.config.answer_prefix) if thought.end >= query_length else 0
             text = thought_text(tokenizer, thought.tokens)
-            at = max(thought.end - given, min(thought.end, asked - 1))
-            rows.append({"at": at, "text": text, "length": len(thought.tokens)})
+            index = max(thought.end - prefix_length, min(thought.end, query_length - 1))
+            rows.append({"at": index, "text": text, "length": len(thought.tokens)})
     return [row for row in rows if row["length"]]
 
 
@@ -307,10 +307,10 @@ def _latent_words(
     rows = []
     for p, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         texts = pieces_alone(tokenizer, ids)
-        told = ", ".join(
+        summary = ", ".join(
             f"{text!r} {probability:.2f}" for text, probability in zip(texts, p, strict=True)
         )
-        rows.append({"at": int(batch["query_lengths"][0]) - 1, "text": texts[0], "note": told})
+        rows.append({"at": int(batch["query_lengths"][0]) - 1, "text": texts[0], "note": summary})
     if rows and model.network.decoder is not None:
         size = model.layout.latents_per_step
         fed = torch.stack(recorder.latest("latents")["states"], dim=1)[0]  # (m, D)
@@ -349,20 +349,20 @@ def _numbers(values: Sequence[float] | np.ndarray) -> str:
 def _characters(table: pd.DataFrame, text: str) -> pd.DataFrame:
     """Returns ``start`` and ``end`` of each token in the text, equal if it has no characters.
 
-    A character of several tokens belongs to each of them. If a tokenizer changes the text, tokens
-    are aligned by matching the changed text with the original.
+    A character that spans several tokens belongs to each of them. If a tokenizer changes the text,
+    tokens are aligned by matching the changed text with the original.
     """
-    shown = [
+    pieces = [
         piece if token_kind == "text" and piece not in (PART, EOS) else ""
         for token_kind, piece in zip(table["kind"], table["text"], strict=True)
     ]
-    ends = np.cumsum([0, *map(len, shown)])
-    joined = "".join(shown)
+    ends = np.cumsum([0, *map(len, pieces)])
+    joined = "".join(pieces)
     if joined != text:
         blocks = difflib.SequenceMatcher(None, joined, text, autojunk=False).get_matching_blocks()
-        known = sorted({(a + n, b + n) for a, b, n in blocks} | {(0, 0)})
-        at, there = np.array(known).T
-        ends = np.interp(ends, at, there).round().astype(int)
+        anchors = sorted({(a + n, b + n) for a, b, n in blocks} | {(0, 0)})
+        joined_offsets, text_offsets = np.array(anchors).T
+        ends = np.interp(ends, joined_offsets, text_offsets).round().astype(int)
     starts, ends = ends[:-1].copy(), ends[1:].copy()
     for i in reversed(range(len(table) - 1)):
         if table["text"].iloc[i] == PART:
@@ -377,10 +377,10 @@ def _facts(
     scored = "answer" if model.reads == "reasoning" else "text"
     nats = table.loc[table["kind"] == scored, "nats"].dropna()
     of_text = -scores.sequence_total().item()
-    total, named = nats.sum() + of_text, KINDS[scores.kind]
+    total, kind_name = nats.sum() + of_text, KINDS[scores.kind]
     facts = {"model": type(model).__name__, "tokens": f"{(table['kind'] == 'text').sum()}"}
     if len(nats):
-        facts["loss"] = f"{total / len(nats):.3f} nats per token ({named})"
+        facts["loss"] = f"{total / len(nats):.3f} nats per token ({kind_name})"
     # bits per byte are undefined with marks, which have nats but no bytes
     if scored == "text" and not isinstance(tokenizer, SentenceTokenizer):
         facts["bits per byte"] = f"{bits(total) / len(text.encode()):.3f}"

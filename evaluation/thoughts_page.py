@@ -56,22 +56,28 @@ def page(traces: Sequence[TokenTrace]) -> str:
         max(sum(len(row["text"]) + 1 for row in rows) for rows in zip_columns)
         for zip_columns in zip(*(model["columns"] for model in models), strict=True)
     ]
-    lines, room = list[list[int]](), 0
+    text_lines, used = list[list[int]](), 0
     for column, width in enumerate(widths):
         if not width:
             continue
-        if not lines or room + width > LINE:
-            lines, room = [*lines, []], 0
-        lines[-1].append(column)
-        room += width
-    most = max(float(np.nanmax([0.0, *trace.tokens["nats"]])) for trace in traces)
+        if not text_lines or used + width > LINE:
+            text_lines, used = [*text_lines, []], 0
+        text_lines[-1].append(column)
+        used += width
+    max_nats = max(float(np.nanmax([0.0, *trace.tokens["nats"]])) for trace in traces)
     data = [
         {**model, "letter": letter, "loss": MEASURES["nats"], "columns": None}
         for letter, model in zip(LETTERS, models, strict=False)
     ]
-    shown = {"text": text, "models": models, "lines": lines, "data": data, "most": most or 1.0}
+    context = {
+        "text": text,
+        "models": models,
+        "lines": text_lines,
+        "data": data,
+        "most": max_nats or 1.0,
+    }
     nonce = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]  # no text can know it
-    return render("thoughts.html", letters=LETTERS, nonce=nonce, **shown)
+    return render("thoughts.html", letters=LETTERS, nonce=nonce, **context)
 
 
 def _page_model(trace: TokenTrace, common: Sequence[int]) -> dict[str, Any]:
@@ -89,9 +95,9 @@ def _page_model(trace: TokenTrace, common: Sequence[int]) -> dict[str, Any]:
         column = bisect_left(common, row["end"]) if idx <= last else len(common)
         values = [None if math.isnan(row[name]) else row[name] for name in names]
         nats = None if math.isnan(row["nats"]) else row["nats"]
-        shown = {"kind": row["kind"], "nats": nats}
-        columns[column].append({**shown, "index": idx, "text": visible(row["text"])})
-        tokens.append({**shown, "text": row["text"], "values": values, "note": row["note"]})
+        token = {"kind": row["kind"], "nats": nats}
+        columns[column].append({**token, "index": idx, "text": visible(row["text"])})
+        tokens.append({**token, "text": row["text"], "values": values, "note": row["note"]})
     described = {"name": trace.name, "facts": trace.facts, "measures": measures}
     return {**described, "columns": columns, "tokens": tokens}
 

@@ -156,12 +156,12 @@ def chosen_sets(settings: Namespace) -> dict[str, dict[str, Any]]:
         raise ValueError(
             f"sets ({settings.sets}) must name some of {', '.join(ZERO_SHOT_SETS)}, by commas"
         )
-    given = [name for name in ZERO_SHOT_SETS if files[name] is not None]
-    for name in given:
+    with_files = [name for name in ZERO_SHOT_SETS if files[name] is not None]
+    for name in with_files:
         if name not in names:
             raise ValueError(f"files.{name} is given, but {name} is not scored; add it to --sets")
     field = settings.text_field
-    if field is not None and not given:
+    if field is not None and not with_files:
         raise ValueError(f"text_field ({field}) is a field of local files; name them with --files")
     sizes = {"block_size": settings.block_size, "eval_batch_size": settings.batch_size}
     shared = {**sizes, "cache_dir": settings.cache_dir}
@@ -189,10 +189,10 @@ def run(settings: Namespace) -> None:
     for data in sets.values():  # all sets, before hours of scoring
         check_fit(outline, data)
         prepare(data, checkpoint)
-    how = {key: settings[key] for key in ("precision", "limit_batches", "device")}
+    options = {key: settings[key] for key in ("precision", "limit_batches", "device")}
     scores = {}
     for name, data in sets.items():
-        scores[name], path = score_checkpoint(checkpoint, data, changes, **how)
+        scores[name], path = score_checkpoint(checkpoint, data, changes, **options)
         if path is not None:
             print(f"{name} was measured before: {path}")
     result = zero_shot_result(scores)

@@ -50,7 +50,7 @@ def whole_file(path: Path, *, sole: bool = False) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically, see `whole_file`; text as UTF-8 with unchanged line ends."""
+    """Writes a file atomically, see `whole_file`; text as UTF-8 with unchanged line endings."""
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 

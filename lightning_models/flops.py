@@ -21,8 +21,9 @@ def mean_keys(context: float, window: int | None = None) -> float:
         context: Number of tokens of the row.
         window: Maximum number of keys of a query, including its own. Defaults to no limit.
     """
-    most = min(window or context, context)
-    return (most * (most + 1) / 2 + (context - most) * most) / context
+    # query i sees min(i, w) keys: w (w + 1) / 2 in the first w queries, then w each
+    width = min(window or context, context)
+    return (width * (width + 1) / 2 + (context - width) * width) / context
 
 
 def attention_flops(config: DecoderConfig, context: int) -> float:

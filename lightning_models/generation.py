@@ -207,7 +207,7 @@ def generate_steps(
         ]
         if not keep:
             break
-        if len(keep) < len(rows):
+        if len(keep) < len(rows):  # finished rows leave the batch and the cache
             index = on_device(keep, device, torch.int64)
             cache.select(index)
             tokens, rows = tokens[index], [rows[i] for i in keep]
@@ -241,6 +241,7 @@ class Sampler:
         if self.config.temperature < COLDEST:
             return logits.argmax(dim=-1)
         flags = ready.tolist()
+        # one CPU generator per row, so that a row's draws depend on no other row or device
         draws = [
             torch.rand((), generator=self.generators[row], dtype=torch.float64).item()
             if flag
@@ -250,15 +251,17 @@ class Sampler:
         ids, cumulative = self._distribution(logits)
         # inverse CDF; scaled by the total, which top_p makes less than 1
         level = on_device(draws, logits.device, torch.float64) * cumulative[:, -1]  # (B,)
+        # the first id whose cumulative probability exceeds the level, (B, 1)
         index = torch.searchsorted(cumulative, level[:, None], right=True)
-        index = index.clamp(max=cumulative.shape[1] - 1)
+        index = index.clamp(max=cumulative.shape[1] - 1)  # rounding may put the level at the total
         return ids.gather(1, index)[:, 0]
 
     def _distribution(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns ids (B, k), most likely first, and their cumulative probabilities, float64."""
         config = self.config
         k = logits.shape[-1] if config.top_k is None else min(config.top_k, logits.shape[-1])
-        top, ids = (logits.double() / config.temperature).topk(k, dim=-1)
+        # sorted in descending order, which top_p needs; the softmax is over these k ids alone
+        top, ids = (logits.double() / config.temperature).topk(k, dim=-1)  # (B, k)
         probabilities = top.softmax(dim=-1)
         cumulative = probabilities.cumsum(dim=-1)
         if config.top_p is not None:

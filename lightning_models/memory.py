@@ -43,16 +43,16 @@ def host_memory() -> int:
     return min(sizes)
 
 
-def largest(values: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+def largest(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     """Returns the name and value of the size that exceeds its default by the largest factor.
 
     Args:
         values: Values by name, of which only integers count.
-        usual: Defaults by name; sizes without one have ``USUAL``.
+        defaults: Defaults by name; sizes without one have ``USUAL``.
     """
 
     def ratio(key: str) -> float:
-        default = usual.get(key)
+        default = defaults.get(key)
         return values[key] / (default if _is_size(default) and default else USUAL)
 
     sizes = (k for k, value in values.items() if _is_size(value) and not k.endswith("_multiple"))
@@ -82,12 +82,12 @@ def check_layers(values: Mapping[str, Any], prefix: str) -> None:
 
 
 @contextlib.contextmanager
-def bounded_weights(most: float) -> Iterator[None]:
+def bounded_weights(max_bytes: float) -> Iterator[None]:
     """Stops the construction of modules that do not fit, best used on the meta device.
 
     Args:
-        most: Maximum size in bytes. Construction stops at twice this size, because it may register
-            tensors that it replaces later.
+        max_bytes: Maximum size in bytes. Construction stops at twice this size, because it may
+            register tensors that it replaces later.
 
     Raises:
         TooLargeError: If modules register more tensors than ``MAX_TENSORS``, or more bytes.
@@ -100,7 +100,7 @@ def bounded_weights(most: float) -> Iterator[None]:
             tensors, size = tensors + 1, size + tensor.nbytes
         if tensors > MAX_TENSORS:
             raise TooLargeError(f"the network has more than {MAX_TENSORS} tensors of weights")
-        if size > 2 * most:
+        if size > 2 * max_bytes:
             raise TooLargeError(f"the network has more than {as_gib(size)} of weights")
 
     handles = [
@@ -133,7 +133,7 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
     outline = copy.deepcopy(model)
     outline.compile_network = False
     try:
-        with ExitStack() as stack:
+        with ExitStack() as stack:  # allocates nothing, and leaves the global generator alone
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.device("meta"))
             stack.enter_context(bounded_weights(memory * share))
@@ -146,10 +146,10 @@ def weights_size(model: Any, memory: float, *, share: int = 1) -> int:
         too_large = isinstance(error, TooLargeError)
         if too_large or "overflow" in str(error):  # torch's error for sizes beyond int64
             reason = str(error) if too_large else "its weights overflow"
-            each = f" for each of {share} processes" if share > 1 else ""
+            suffix = f" for each of {share} processes" if share > 1 else ""
             option, cure = _largest_option(config, type(model.config))
             raise TooLargeError(
-                f"{option} is too large: {reason}, and memory is {as_gib(memory)}{each}; {cure}"
+                f"{option} is too large: {reason}, and memory is {as_gib(memory)}{suffix}; {cure}"
             ) from error
         if re.search(r"\bmeta\b", str(error), re.IGNORECASE) is None:
             raise
@@ -171,13 +171,13 @@ def check_batch(data: Any) -> None:
     Raises:
         TooLargeError: If they do not fit. The message names the size to lower.
     """
-    usual = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
-    sizes = {key: getattr(data, key, 0) for key in usual}
+    defaults = {"batch_size": 16, "eval_batch_size": 16, "block_size": 256}
+    sizes = {key: getattr(data, key, 0) for key in defaults}
     rows = max(sizes["batch_size"], sizes["eval_batch_size"])
     size, memory = rows * sizes["block_size"] * torch.int64.itemsize, host_memory()
     if size > memory:
         raise TooLargeError(
-            f"data.{largest(sizes, usual)} is too large: the token ids of a batch take "
+            f"data.{largest(sizes, defaults)} is too large: the token ids of a batch take "
             f"{as_gib(size)}, and memory is {as_gib(memory)}; lower it"
         )
 
@@ -189,12 +189,12 @@ def _largest_option(config: Mapping[str, Any], cls: Any) -> tuple[str, str]:
         return "model.config.architecture", "lower its sizes, or use a machine with more memory"
     if config.get("backbone") is not None:
         return f"model.config.backbone ({config['backbone']})", "name a smaller one"
-    usual = {field.name: field.default for field in dataclasses.fields(cls)}
-    usual["vocab_size"] = GPT2_VOCABULARY
-    named = largest(config, usual)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    defaults["vocab_size"] = GPT2_VOCABULARY
+    option = largest(config, defaults)
     linked = {"vocab_size": "data.tokenizer, vocab_size", "block_size": "data.block_size"}
-    key = named.partition(" ")[0]
-    return named.replace(key, linked.get(key, f"model.config.{key}"), 1), "lower it"
+    key = option.partition(" ")[0]
+    return option.replace(key, linked.get(key, f"model.config.{key}"), 1), "lower it"
 
 
 def as_gib(size: float) -> str:

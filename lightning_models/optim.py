@@ -84,6 +84,7 @@ def build_optimizer(
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for parameter in module.parameters():
         if parameter.requires_grad:
+            # vectors and scalars are norms, biases and gates; a bool indexes the pair of groups
             groups[parameter.dim() < 2 or id(parameter) in exempt].append(parameter)
     decays = (config.weight_decay, 0.0)
     settings: list[dict[str, Any]] = [
@@ -127,6 +128,7 @@ def _factor(config: OptimizerConfig, step: int, warmup: float, total: float) -> 
     if config.schedule == "constant":
         return 1.0
     floor = config.min_lr_ratio
+    # wsd stays at the peak until its decay begins; the others decay from the end of warm-up
     start = total * (1 - config.decay_fraction) if config.schedule == "wsd" else warmup
     done = (step - start) / (total - start) if total > start else float(step > start)
     progress = min(1.0, max(0.0, done))

@@ -99,9 +99,9 @@ def row_of_text_chunks(h: Tensor, states: int, tokens: int) -> list[TokenChunk]:
 
 def logits(h: Tensor, weight: Tensor) -> Tensor:
     """Returns ``h weight^T`` (n, V) in float32 or better, multiplied in the dtype of ``h``."""
-    wide = torch.float64 if h.dtype == torch.float64 else torch.float32
+    acc_dtype = torch.float64 if h.dtype == torch.float64 else torch.float32
     with torch.autocast(h.device.type, enabled=False):
-        return (h @ weight.t()).to(wide)
+        return (h @ weight.t()).to(acc_dtype)
 
 
 # ---- losses
@@ -219,17 +219,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Returns the loss () and the loss of each row (N,), and saves the gradients."""
         need_h, need_weight = ctx.needs_input_grad[:2]
-        wide = torch.promote_types(weight.dtype, torch.float32)
+        acc_dtype = torch.promote_types(weight.dtype, torch.float32)
         states, matrix = h.to(dtype), weight.to(dtype)
         grad_h = torch.empty_like(h) if need_h else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
+        grad_weight = torch.zeros_like(weight, dtype=acc_dtype) if need_weight else None
         grad_scores = None if log_scores is None else torch.empty_like(log_scores)
-        total = torch.zeros((), dtype=wide, device=h.device)
-        each = torch.zeros(len(h), dtype=wide, device=h.device)
+        total = torch.zeros((), dtype=acc_dtype, device=h.device)
+        nll = torch.zeros(len(h), dtype=acc_dtype, device=h.device)
         for rows, first, count in chunks:
             # (n, V), (n, 1), (n,)
             exponentials, mass, losses = _softmax(logits(states[rows], matrix), targets[rows])
-            each[rows] = losses
+            nll[rows] = losses
             factor = scale[rows].to(losses.dtype)
             if log_scores is None or owner is None or grad_scores is None:
                 total += (losses * factor).sum()
@@ -251,8 +251,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             del exponentials, logit_grad  # freed before the next chunk's logits are allocated
         ctx.save_for_backward(grad_h, grad_weight, grad_scores)
         ctx.weight_dtype = weight.dtype
-        ctx.mark_non_differentiable(each)
-        return total.to(torch.promote_types(h.dtype, torch.float32)), each
+        ctx.mark_non_differentiable(nll)
+        return total.to(torch.promote_types(h.dtype, torch.float32)), nll
 
     @staticmethod
     @once_differentiable
@@ -260,8 +260,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_h, grad_weight, grad_scores = ctx.saved_tensors
         grad = grad_outputs[0]
         if grad_h is not None:
-            wide = torch.promote_types(grad_h.dtype, torch.float32)
-            grad_h = (grad_h.to(wide) * grad).to(grad_h.dtype)
+            acc_dtype = torch.promote_types(grad_h.dtype, torch.float32)
+            grad_h = (grad_h.to(acc_dtype) * grad).to(grad_h.dtype)
         if grad_weight is not None:
             grad_weight = (grad_weight * grad).to(ctx.weight_dtype)
         if grad_scores is not None:
@@ -356,14 +356,15 @@ def token_scores(
         count: Number of targets, if the host knows it. By default the device counts them, with a
             synchronisation.
     """
-    flat, wanted, dtype = h.reshape(-1, h.shape[-1]), targets.reshape(-1), product_dtype(h)
-    scored = _scored_positions(wanted, count)  # (n,), indices in flat targets
-    states, matrix, index = flat[scored].to(dtype), weight.to(dtype), wanted[scored]
+    flat, flat_targets, dtype = h.reshape(-1, h.shape[-1]), targets.reshape(-1), product_dtype(h)
+    scored = _scored_positions(flat_targets, count)  # (n,), indices in flat targets
+    states, matrix, index = flat[scored].to(dtype), weight.to(dtype), flat_targets[scored]
     result = h.new_empty(len(scored), dtype=torch.promote_types(dtype, torch.float32))
     is_greedy = None if vocab_size is None else torch.empty_like(index, dtype=torch.bool)
     for rows in row_chunks(len(scored), weight.device):
         chunk = logits(states[rows], matrix)  # (n, V)
         if is_greedy is not None:
+            # the vocabulary's padding must not win
             is_greedy[rows] = chunk[:, :vocab_size].argmax(dim=-1) == index[rows]
         record("logits", logits=chunk)  # before the softmax overwrites them
         result[rows] = -_softmax(chunk, index[rows])[2]
@@ -408,19 +409,20 @@ def mixture_scores(
         state_log_prob[rows] = -losses
         if greedy is not None and whole is not None:
             tokens, inner = whole
-            shares = (scores[rows] - prior[owner[rows]]).exp()
+            shares = (scores[rows] - prior[owner[rows]]).exp()  # (states,), P_j / sum_j P_j
             weights.mul_(shares[:, None] / mass)  # (n, V), P_j softmax(h_j weight^T) / sum_j P_j
+            # sums the states of each token: (states, V) -> (n, V)
             mixed = weights.new_zeros(len(tokens), weights.shape[1]).index_add_(0, inner, weights)
             greedy[tokens] = mixed[:, :vocab_size].argmax(dim=-1) == targets[tokens]
         del weights  # frees the memory before the next chunk's logits are computed
     if wants("logits"):
-        log_shares = scores - prior[owner]
+        log_shares = scores - prior[owner]  # (states,), log of P_j / sum_j P_j
         for rows, whole in _state_chunks(owner, whole_tokens=True):
             assert whole is not None
-            each = logits(states[rows], matrix).log_softmax(dim=-1) + log_shares[rows, None]
+            log_probs = logits(states[rows], matrix).log_softmax(dim=-1) + log_shares[rows, None]
             tokens, inner = whole  # (n,), and the index in it of each state's token
-            each = each.t()  # (V, states)
-            mixed = segment_logsumexp(each, inner.expand_as(each), len(tokens))  # (V, n)
+            log_probs = log_probs.t()  # (V, states)
+            mixed = segment_logsumexp(log_probs, inner.expand_as(log_probs), len(tokens))  # (V, n)
             record("logits", logits=mixed.t())
     log_prob = segment_logsumexp(scores + state_log_prob, owner, count) - prior
     return TargetScores(torch.where(targets == IGNORE_INDEX, 0.0, log_prob), greedy)

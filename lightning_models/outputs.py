@@ -76,7 +76,7 @@ class Scores(NamedTuple):
 
     def sequence_total(self) -> Tensor:
         """Returns the sum of the sequence terms, without padding rows, as a float64 scalar."""
-        terms = self.sequence_term.detach().double()
+        terms = self.sequence_term.detach().double()  # (B,)
         return terms.where(self.num_targets > 0, 0.0).sum()
 
     def reported(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -226,12 +226,14 @@ class StepMeans:
         if not self._sums:
             return {}
         names = sorted(self._sums)
+        # (names, 2), in an order that ranks share
         sums = torch.stack([self._sums[name] for name in names])
         self._sums = {}
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
-        means = (sums[:, 0] / sums[:, 1]).float()
+        means = (sums[:, 0] / sums[:, 1]).float()  # (names,), nan where the denominator is 0
         knows = wait or sums.device.type == "cpu"
+        # reading the denominators waits for the device
         counts = sums[:, 1].tolist() if knows else [math.nan] * len(names)
         return {
             name: mean if count else None
@@ -294,6 +296,7 @@ def _share(
     Means over micro-batches have equal weights, also in an epoch's last step with fewer of them.
     """
     if totals and term.over is not None:
+        # divides by the count of the whole step, and undoes the means over ranks and micro-batches
         counted = _counted(name, term.over, totals)
         return world_size * accumulate / counted if counted else 0.0
     normaliser = on_device(term.normaliser, device)

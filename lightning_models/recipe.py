@@ -192,11 +192,11 @@ def complete_arguments(arguments: Any, cls: type, key: str) -> dict[str, Any]:
         raise MisfitError(f"{cls.__name__} has no option {', '.join(unknown)}")
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-    given = {
+    explicit = {
         name: checked_value(value, hints[name], f"{key}.{name}")
         for name, value in arguments.items()
     }
-    return {**defaults, **given}
+    return {**defaults, **explicit}
 
 
 def _object(recipe: Any, base: type, key: str) -> dict[str, Any]:
@@ -218,8 +218,8 @@ def argument_owners(cls: type) -> dict[str, Any]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for initialise in (vars(b)["__init__"] for b in cls.__mro__ if "__init__" in vars(b)):
         parameters = inspect.signature(initialise).parameters.values()
-        named = [p.name for p in parameters if p.kind in kinds and p.name != "self"]
-        owners = {**dict.fromkeys(named, initialise), **owners}
+        names = [p.name for p in parameters if p.kind in kinds and p.name != "self"]
+        owners = {**dict.fromkeys(names, initialise), **owners}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
     return owners

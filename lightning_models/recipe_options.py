@@ -131,8 +131,8 @@ def _marks(value: Any, hint: Any, key: str) -> Iterator[tuple[str, Any]]:
 def _added(value: Any, saved: Any) -> Any:
     """Replaces the marker in a typed value by the saved value."""
     if isinstance(value, list) and _SAVED in value[:1]:
-        before = saved if isinstance(saved, list | tuple) else [] if saved is None else [saved]
-        return [*before, *value[1:]]
+        existing = saved if isinstance(saved, list | tuple) else [] if saved is None else [saved]
+        return [*existing, *value[1:]]
     if isinstance(value, Mapping) and _SAVED in value:
         return {**(saved or {}), **{name: v for name, v in value.items() if name != _SAVED}}
     return value

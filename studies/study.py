@@ -94,9 +94,9 @@ class Search:
     """Seed of the sampler."""
 
     def __post_init__(self) -> None:
-        for key, least in {"trials": 1, "tokens": 1, "rungs": 1, "reduction": 2, "seed": 0}.items():
-            if getattr(self, key) < least:
-                raise StudyError(f"search.{key} ({getattr(self, key)}) must be at least {least}")
+        for key, bound in {"trials": 1, "tokens": 1, "rungs": 1, "reduction": 2, "seed": 0}.items():
+            if getattr(self, key) < bound:
+                raise StudyError(f"search.{key} ({getattr(self, key)}) must be at least {bound}")
 
     @property
     def validations(self) -> int:
@@ -297,7 +297,9 @@ class Study:
         data = {**self.source, "init_args": {**self.source.get("init_args", {}), **self.data}}
         if run.data is not None:
             data = {**run.data, "init_args": {**run.data.get("init_args", {}), "corpus": data}}
-        watching = {"callbacks": [dict(each) for each in run.callbacks]} if run.callbacks else {}
+        watching = (
+            {"callbacks": [dict(callback) for callback in run.callbacks]} if run.callbacks else {}
+        )
         length, saving = self._length(run)
         return {
             "seed_everything": run.seed,
@@ -314,7 +316,9 @@ class Study:
         The user's text is identified by its files' names and sizes, wherever they are.
         """
         settings: list[Any] = [replace(self, files=()).train_config(run), run.evaluations]
-        paths = [Path(path) for each in self.files for path in sorted(glob(each, recursive=True))]
+        paths = [
+            Path(path) for pattern in self.files for path in sorted(glob(pattern, recursive=True))
+        ]
         if self.files:
             settings.append([self.separator, *((path.name, path.stat().st_size) for path in paths)])
         return _digest(json.dumps(settings, sort_keys=True))
@@ -408,19 +412,19 @@ def _with_names(name: str, content: dict[str, Any]) -> dict[str, Any]:
         )
     for key in ("common", "values"):
         content.pop(key, None)
-    named = {
+    names = {
         key: {"name": key, "title": key, "evaluations": evaluations, **run}
         if isinstance(run, dict)
         else run
         for key, run in runs.items()
     }
-    return {**content, "name": name, "runs": named}
+    return {**content, "name": name, "runs": names}
 
 
-def _find(name: str, near: Path, but: Path | None = None) -> Path:
+def _find(name: str, near: Path, exclude: Path | None = None) -> Path:
     """Finds a study's file in a folder, in the project, or by its path."""
     for path in (near / f"{name}.yaml", FOLDER / f"{name}.yaml", near / name, Path(name)):
-        if path.is_file() and path.resolve() != but:
+        if path.is_file() and path.resolve() != exclude:
             return path
     names = ", ".join(study_names())
     raise StudyError(f"the study {name!r} does not exist; choose from {names}, or name a file")
@@ -437,5 +441,5 @@ def _read(path: Path) -> DictConfig:
     base, content = loaded.pop("extends", None), OmegaConf.create(loaded)
     if base is None:
         return content
-    extended = _read(_find(str(base), path.parent, but=path.resolve()))
+    extended = _read(_find(str(base), path.parent, exclude=path.resolve()))
     return cast(DictConfig, OmegaConf.merge(extended, content))

@@ -78,13 +78,13 @@ def steps_of_trial(study: Study) -> int:
         StudyError: If trials are shorter than a step for each validation.
     """
     search = declared_search(study)
-    least = search.validations * study.units_per_step
-    if search.tokens < least:
+    min_tokens = search.validations * study.units_per_step
+    if search.tokens < min_tokens:
         raise StudyError(
-            f"search.tokens ({search.tokens}) must be at least {least}, a step for each of the "
-            f"{search.validations} validations"
+            f"search.tokens ({search.tokens}) must be at least {min_tokens}, a step for each of "
+            f"the {search.validations} validations"
         )
-    return search.validations * round(search.tokens / least)
+    return search.validations * round(search.tokens / min_tokens)
 
 
 def validation_split(study: Study) -> Literal["val", "test"]:
@@ -99,7 +99,7 @@ def validation_split(study: Study) -> Literal["val", "test"]:
     if study.columns:
         named = set(re.findall(r"(?:^|`)(\w+)\.", "\n".join(study.columns.values()), re.MULTILINE))
         evaluations = [item for run in study.runs.values() for item in run.evaluations.items()]
-        options = [each for name, each in evaluations if name in named]
+        options = [option for name, option in evaluations if name in named]
         splits = (o.get("split", SCORED.get(o.get("command", "perplexity"))) for o in options)
         scored = {split for split in splits if split is not None}
     if {"val", "test"} <= scored:
@@ -212,17 +212,17 @@ class RunSearch:
     def _check_declaration(self) -> None:
         """Compares the declaration with an earlier process's, or records it."""
         keys = ("tokens", "metric", "direction", "rungs", "reduction", "seed")
-        now: dict[str, Any] = {key: getattr(self.search, key) for key in keys}
-        now = {**now, "space": self.space, **self.settings}
-        now = yaml.safe_load(yaml.safe_dump(now))
-        before = self._study.user_attrs.get(DECLARATION, {} if self._study.trials else now)
-        changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        current: dict[str, Any] = {key: getattr(self.search, key) for key in keys}
+        current = {**current, "space": self.space, **self.settings}
+        current = yaml.safe_load(yaml.safe_dump(current))
+        declared = self._study.user_attrs.get(DECLARATION, {} if self._study.trials else current)
+        changed = [key for key in {**declared, **current} if declared.get(key) != current.get(key)]
         if changed:
             raise StudyError(
                 f"{self.folder} was started with a different {', '.join(changed)}; remove it, or "
                 "choose another folder with --folder"
             )
-        self._study.set_user_attr(DECLARATION, now)
+        self._study.set_user_attr(DECLARATION, current)
 
     def _enqueue(self) -> None:
         """Enqueues the declared values first, and killed trials again."""
@@ -244,8 +244,8 @@ class RunSearch:
 
     def next_trial(self) -> "optuna.Trial":
         """Returns a new trial; with one job, its draws depend only on the trials before it."""
-        before = sum(trial.state.name != "FAIL" for trial in self._study.trials)
-        seed = 1000 * self.search.seed + before
+        num_trials = sum(trial.state.name != "FAIL" for trial in self._study.trials)
+        seed = 1000 * self.search.seed + num_trials
         sampler = _optuna().samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
         self._study.sampler = sampler
         trial: optuna.Trial = self._study.ask(
@@ -397,8 +397,8 @@ def run_searches(
         print(f"{title} ...", flush=True)
         print(f"{title}: {search.train(trial)}; {clock(time.monotonic() - start)}", flush=True)
 
-    most = max(search.search.trials for search in searches)
-    turns = [each for idx in range(most) for each in searches if idx >= each.finished]
+    max_trials = max(search.search.trials for search in searches)
+    turns = [entry for idx in range(max_trials) for entry in searches if idx >= entry.finished]
     in_parallel(turn, turns, jobs)
     return sum(max(0, search.search.trials - search.finished) for search in searches)
 
@@ -412,7 +412,7 @@ def write_results(study: Study, searches: Sequence[RunSearch], folder: Path, bas
         folder: Folder for ``search.csv``, ``search.md`` and ``NAME_tuned.yaml``.
         base: Name or file of the study that the tuned one extends.
     """
-    search, table = declared_search(study), pd.concat([each.table() for each in searches])
+    search, table = declared_search(study), pd.concat([entry.table() for entry in searches])
     if not table.empty:
         write_whole(folder / "search.csv", table.to_csv(index=False))
     short = table.rename(columns=lambda key: key.removeprefix("model.init_args."))
@@ -426,7 +426,7 @@ spans a whole trial; successive halving over {search.rungs} rungs by {search.red
 {short.to_markdown(index=False, floatfmt=".5g")}
 """
     write_whole(folder / "search.md", text)
-    best = {each.run.name: values for each in searches if (values := each.best()) is not None}
+    best = {entry.run.name: values for entry in searches if (values := entry.best()) is not None}
     if best:
         runs = {name: put({}, values) for name, values in best.items()}
         content = {"extends": base, "title": f"{study.title}, tuned", "runs": runs}

@@ -104,19 +104,21 @@ def look(argv: Sequence[str]) -> EarlyArguments:
     Raises:
         UserError: If a config is not UTF-8, not YAML (the message has the line), or has no keys.
     """
-    given = EarlyArguments(next((argument for argument in argv if argument in SUBCOMMANDS), None))
+    arguments = EarlyArguments(
+        next((argument for argument in argv if argument in SUBCOMMANDS), None)
+    )
     previous = ""
     for argument in argv:
         name, equals, value = argument.partition("=")
         if (source := _config(previous, argument)) is not None:
-            _note_config(given, _read_config(source))
-            given.names_config = True
+            _note_config(arguments, _read_config(source))
+            arguments.names_config = True
         elif previous.startswith("--") and (key := previous[2:].removesuffix("+")) in KEYS:
-            _note(given, key, argument)
+            _note(arguments, key, argument)
         elif name.startswith("--") and (key := name[2:].removesuffix("+")) in KEYS and equals:
-            _note(given, key, value)
+            _note(arguments, key, value)
         previous = "" if previous in CONFIG_FLAGS else argument
-    return given
+    return arguments
 
 
 def _config(previous: str, argument: str) -> str | None:
@@ -159,8 +161,8 @@ def _read_config(source: str) -> str:
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not UTF-8 at byte {error.start}; is it a YAML file?") from error
     except yaml.YAMLError as error:
-        where = " ".join(str(error).replace("<unicode string>", source).split())
-        raise UserError(f"{name} is not YAML: {where}. Correct that line") from error
+        problem = " ".join(str(error).replace("<unicode string>", source).split())
+        raise UserError(f"{name} is not YAML: {problem}. Correct that line") from error
     except RecursionError as error:
         raise UserError(f"{name} is nested too deep to be read; flatten it") from error
     if not isinstance(content, Mapping) and (is_file or not isinstance(content, str)):
@@ -171,26 +173,26 @@ def _read_config(source: str) -> str:
     return text
 
 
-def _note(given: EarlyArguments, key: str, value: Any) -> None:
+def _note(arguments: EarlyArguments, key: str, value: Any) -> None:
     if key in CLASS_KEYS and not isinstance(value, Mapping | DictConfig):
         # The last of the two forms counts.
         section, _, rest = key.partition(".")
-        given.values.pop(section if rest else f"{section}.class_path", None)
+        arguments.values.pop(section if rest else f"{section}.class_path", None)
     if value in (None, "null") or (value == "" and key != "ckpt_path"):
-        given.values.pop(key, None)
+        arguments.values.pop(key, None)
     else:
-        given.values[key] = str(value)
+        arguments.values[key] = str(value)
 
 
-def _note_config(given: EarlyArguments, text: str) -> None:
+def _note_config(arguments: EarlyArguments, text: str) -> None:
     # the parser reports dangling references and duplicate keys
     with contextlib.suppress(OmegaConfBaseException, ValueError, yaml.YAMLError):
         config: Any = OmegaConf.create(text)
-        for scope in ("", f"{given.subcommand}."):
+        for scope in ("", f"{arguments.subcommand}."):
             for key in KEYS:
                 value = OmegaConf.select(config, scope + key, default="absent")
                 if value != "absent":
-                    _note(given, key, value)
+                    _note(arguments, key, value)
 
 
 # ---- conflicts between typed values and a checkpoint
@@ -245,12 +247,12 @@ def find_conflicts(typed: Mapping[str, Any], saved: Mapping[str, Any]) -> list[C
     Raises:
         ValueError: If a typed splitter is unknown.
     """
-    ours, theirs = dict(_leaves(typed)), dict(_leaves(saved))
+    new, old = dict(_leaves(typed)), dict(_leaves(saved))
     return [
-        Conflict(key, ours.get(key, ABSENT), theirs.get(key, ABSENT))
-        for key in dict.fromkeys([*ours, *theirs])
+        Conflict(key, new.get(key, ABSENT), old.get(key, ABSENT))
+        for key in dict.fromkeys([*new, *old])
         if _matters(key)
-        and _meaning(key, ours.get(key, ABSENT)) != _meaning(key, theirs.get(key, ABSENT))
+        and _meaning(key, new.get(key, ABSENT)) != _meaning(key, old.get(key, ABSENT))
     ]
 
 
@@ -326,8 +328,8 @@ CURES = {
 }
 
 
-def _from(least: float) -> Callable[[Any], bool]:
-    return lambda value: least <= value < math.inf
+def _from(minimum: float) -> Callable[[Any], bool]:
+    return lambda value: minimum <= value < math.inf
 
 
 def _is_interval(value: Any) -> bool:
@@ -392,9 +394,9 @@ def check_values(config: Namespace, sections: Collection[str]) -> None:
     for key in (*sections, *PARTS_OF_MODEL):
         value = config.get(key, ABSENT)
         if value != ABSENT and not isinstance(value, Namespace | dict):
-            shown = "null" if value is None else value
+            text = "null" if value is None else value
             name = _short(key)
-            raise UserError(f"{name} ({shown}) holds arguments; leave {name} out for its defaults")
+            raise UserError(f"{name} ({text}) holds arguments; leave {name} out for its defaults")
     values = config.as_dict()
     nan = _find_nan(values)
     if nan is not None:

@@ -185,8 +185,8 @@ class LatentCLI(CheckpointParsing):
         if logs and self.subcommand in (None, "fit") and not config["barebones"]:
             trainer.loggers = self._loggers(Path(config["default_root_dir"]), trainer)
         if self.subcommand == "fit" and not config["fast_dev_run"] and trainer.is_global_zero:
-            goes_on = self._saved_run is not None and self._continues
-            hold_checkpoints(trainer, self._at_end, waits=goes_on)
+            continues = self._saved_run is not None and self._continues
+            hold_checkpoints(trainer, self._at_end, waits=continues)
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -285,11 +285,11 @@ class LatentCLI(CheckpointParsing):
         if name is None:
             return RunPlace(root, type(self.model).__name__, None, run_id)
         # auto starts a run again that has ended before its first checkpoint
-        again = self._continues and has_log(root / name)
-        return RunPlace(root, "", name, run_id, 0 if again else None)
+        continues = self._continues and has_log(root / name)
+        return RunPlace(root, "", name, run_id, 0 if continues else None)
 
 
 def _is_job_of_one(config: dict[str, Any]) -> bool:
     """Returns whether a trainer of one process is one of several SLURM tasks, as in a sweep."""
-    one = str(config["devices"]) == "1" and config["num_nodes"] == 1
-    return one and config["strategy"] == "auto" and slurm_tasks() > 1
+    is_single = str(config["devices"]) == "1" and config["num_nodes"] == 1
+    return is_single and config["strategy"] == "auto" and slurm_tasks() > 1

@@ -183,8 +183,8 @@ def suggest(name: str, names: Iterable[str]) -> str:
         names: Valid names.
     """
     lower = {valid.lower(): valid for valid in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=1)
-    return f" Did you mean {lower[near[0]]}?" if near else ""
+    matches = difflib.get_close_matches(name.lower(), lower, n=1)
+    return f" Did you mean {lower[matches[0]]}?" if matches else ""
 
 
 def with_options(
@@ -217,14 +217,14 @@ def with_options(
         return message
     by_last = {option.rpartition(".")[2]: option for option in sorted(names, reverse=True)}
     last = name.rpartition(".")[2]
-    near = (
+    matches = (
         [by_last[last]]
         if last in by_last
         else difflib.get_close_matches(name, names, n=1, cutoff=0.8)
     )
     similar = difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)
-    near = near or [by_last[option] for option in similar]
-    return f"{message}. Did you mean --{near[0]}?" if near else message
+    matches = matches or [by_last[option] for option in similar]
+    return f"{message}. Did you mean --{matches[0]}?" if matches else message
 
 
 def check_verb(argv: Sequence[str], verbs: Collection[str], example: str) -> None:

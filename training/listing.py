@@ -109,10 +109,10 @@ def planned_tokens(data: Any, trainer: Mapping[str, Any], row_tokens: int | None
         batch = data.step_batch(1, trainer.get("accumulate_grad_batches", 1))
         row = data.block_size if row_tokens is None else row_tokens
         return int(steps * batch.size * (row if batch.unit == "rows" else 1))
-    most = getattr(getattr(data, "corpus", data), "train_tokens", None)
-    most = split_tokens(data, "train", row_tokens) if most is None else most
+    num_tokens = getattr(getattr(data, "corpus", data), "train_tokens", None)
+    num_tokens = split_tokens(data, "train", row_tokens) if num_tokens is None else num_tokens
     epochs = trainer.get("max_epochs")
-    return None if most is None or not epochs else int(most * epochs)
+    return None if num_tokens is None or not epochs else int(num_tokens * epochs)
 
 
 def split_tokens(data: Any, split: Split, row_tokens: int | None) -> int | None:
@@ -145,8 +145,8 @@ def validation_tokens(
         return 0.0
     tokens: float | None = split_tokens(data, "val", row)
     if isinstance(limit, int):
-        most = limit * data.eval_batch_size * row * batch.devices
-        tokens = most if tokens is None else min(most, tokens)
+        max_tokens = limit * data.eval_batch_size * row * batch.devices
+        tokens = max_tokens if tokens is None else min(max_tokens, tokens)
     elif tokens is not None:
         tokens *= 1.0 if limit is None else limit
     if tokens is not None:
@@ -171,9 +171,13 @@ def answered_share(
     callbacks = trainer.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         if isinstance(callback, AnswerAccuracy):
-            most = callback.num_batches
-            asked = tokens if most is None else most * data.eval_batch_size * row * devices
-            return min(asked, tokens) / tokens if tokens else 0.0
+            num_batches = callback.num_batches
+            num_tokens = (
+                tokens
+                if num_batches is None
+                else num_batches * data.eval_batch_size * row * devices
+            )
+            return min(num_tokens, tokens) / tokens if tokens else 0.0
     return 0.0
 
 
@@ -230,6 +234,6 @@ def as_table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     table = tabulate(cells, headers, colalign=("left", "left", "right", "right", "right"))
-    about = "\n~ estimated for rows of a usual length; it depends on the texts." if guessed else ""
+    note = "\n~ estimated for rows of a usual length; it depends on the texts." if guessed else ""
     call = as_started("python train.py fit -c configs/CONFIG.yaml")
-    return f"{table}\n\n{len(rows)} runs: {call}{about}"
+    return f"{table}\n\n{len(rows)} runs: {call}{note}"

@@ -96,9 +96,9 @@ class EventLog(_Deduplicating, TensorBoardLogger):
 
         if not isinstance(params, Mapping) or "model" not in params:
             return  # not the configuration but the trainer's values, which have no names
-        shown = hyperparameters(params)
-        super().log_hyperparams(shown)
-        for summary in hparams(shown, dict.fromkeys(HPARAM_METRICS, 0.0)):
+        values = hyperparameters(params)
+        super().log_hyperparams(values)
+        for summary in hparams(values, dict.fromkeys(HPARAM_METRICS, 0.0)):
             self.experiment._get_file_writer().add_summary(summary)
 
 
@@ -216,8 +216,8 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float |
         config: The configuration of the verb fit.
     """
     trainer = {key: config.get("trainer", {}).get(key) for key in TRAINER_KEYS}
-    named = {key: config.get(key) for key in ("seed_everything", "model", "data")}
-    return dict(_flat({**named, "trainer": trainer}))
+    sections = {key: config.get(key) for key in ("seed_everything", "model", "data")}
+    return dict(_flat({**sections, "trainer": trainer}))
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

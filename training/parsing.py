@@ -258,21 +258,21 @@ class CheckpointParsing(LightningCLI):
 
     def _parse(self, parser: LightningArgumentParser, argv: list[str]) -> None:
         """Parses, taking untyped arguments from the checkpoint if one is named."""
-        given = self._given
-        if given.subcommand is not None and given.ckpt_path is not None:
-            self._continues = given.subcommand == "fit" and given.ckpt_path in ("last", AUTO)
+        early = self._given
+        if early.subcommand is not None and early.ckpt_path is not None:
+            self._continues = early.subcommand == "fit" and early.ckpt_path in ("last", AUTO)
             self._saved_run = find_checkpoint(
-                given.ckpt_path,
-                given.folders,
-                given.subcommand,
-                verifies=not is_later_rank(given.values.get("trainer.devices", "")),
+                early.ckpt_path,
+                early.folders,
+                early.subcommand,
+                verifies=not is_later_rank(early.values.get("trainer.devices", "")),
             )
-        if given.subcommand is None or self._saved_run is None:
+        if early.subcommand is None or self._saved_run is None:
             self.config = parser.parse_args(argv)
             if self._continues:  # auto starts a new run
                 self.config.fit.ckpt_path = None
             return
-        self._parse_typed(parser, given.subcommand, argv)
+        self._parse_typed(parser, early.subcommand, argv)
 
     def _parse_typed(self, parser: LightningArgumentParser, verb: str, argv: list[str]) -> None:
         """Parses the typed arguments, and overrides the checkpoint's recipes with them."""

@@ -83,10 +83,10 @@ class Planner(LatentCLI):
                 names_text = ", ".join(sorted(names))
                 raise UserError(f"trainer.{key} ({asked[key]}) must be one of {names_text}")
         # one process on this CPU checks the other options
-        here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+        overrides = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
         unused = dict.fromkeys(("precision", "plugins", "profiler", "callbacks"))
         off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-        return L.Trainer(**{**asked, **here, **unused, **dict.fromkeys(off, False)})
+        return L.Trainer(**{**asked, **overrides, **unused, **dict.fromkeys(off, False)})
 
     def check_sizes(self) -> None:
         check_batch(self.datamodule)
@@ -127,8 +127,8 @@ class PlannedRun(NamedTuple):
         data: The data module, prepared or not.
         trainer: Options of the trainer, as in training.
         batch: The batch of an optimiser step.
-        rows: Rows of a micro-batch of one device.
-        slots: Positions of a row; for sentences, including their boundaries.
+        rows: Number of rows of a micro-batch on one device.
+        slots: Number of positions per row; for sentences, including their boundaries.
         share: Number of processes that share one copy of the parameters.
     """
 
@@ -214,7 +214,7 @@ def count_steps(run: PlannedRun, tokens: int) -> tuple[float | None, float | Non
 
     Args:
         run: The planned run.
-        tokens: Tokens per step.
+        tokens: Number of tokens per step.
     """
     accumulate, steps = run.batch.accumulate, run.trainer["max_steps"]
     limit, epochs = run.trainer["limit_train_batches"], run.trainer["max_epochs"] or 0
@@ -330,7 +330,7 @@ def share_parameters(
         return shares | more
     passes = {"gathered": 4.0 * count + parts["gradients"], "activations": parts["activations"]}
     end = {"gathered": 4.0 * count + 2 * trained, "activations": 0.0}
-    return shares | max(passes, end, key=lambda each: sum(each.values()))
+    return shares | max(passes, end, key=lambda part: sum(part.values()))
 
 
 FEW_INNER_STEPS = 3
@@ -492,8 +492,8 @@ def _choose(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> Tensor:
     with unset_fake_temporarily():
         if func.overloadpacket.__name__ not in ("sort", "topk", "argsort"):
             return torch.full(result.shape, result.dtype == torch.bool, dtype=result.dtype)
-        at = [argument.name for argument in func._schema.arguments].index("dim")
-        dim = kwargs.get("dim", args[at] if len(args) > at else -1) % result.dim()
+        position = [argument.name for argument in func._schema.arguments].index("dim")
+        dim = kwargs.get("dim", args[position] if len(args) > position else -1) % result.dim()
         shape = [-1 if n == dim else 1 for n in range(result.dim())]
         ranks = torch.arange(result.shape[dim], dtype=result.dtype).view(shape)
         return ranks.expand(result.shape).contiguous()

@@ -18,7 +18,7 @@ from training.errors import LOST_LINE, LOST_PROCESS, UserError, is_agreed, is_la
 LAUNCHER = "LATENT_THINKING_LAUNCHER"
 """Environment variable of launched ranks: the process id of rank 0, which started them."""
 PATIENCE = 10.0
-"""Seconds for a rank to end by itself after its launcher has ended."""
+"""Seconds that a rank has to end after its launcher, before it is killed."""
 
 
 class LostRankError(UserError):
@@ -35,8 +35,8 @@ def is_later_rank(devices: str) -> bool:
         return os.environ.get("RANK", "0") != "0"
     if (launcher := os.environ.get(LAUNCHER)) is not None:
         return int(launcher) != os.getpid()
-    several = devices.isdecimal() and int(devices) > 1 and slurm_tasks() > 1
-    return several and os.environ.get("SLURM_PROCID", "0") != "0"
+    has_several = devices.isdecimal() and int(devices) > 1 and slurm_tasks() > 1
+    return has_several and os.environ.get("SLURM_PROCID", "0") != "0"
 
 
 def slurm_tasks() -> int:
@@ -153,7 +153,7 @@ def await_launched(trainer: L.Trainer, patience: float = 60) -> None:
 
     Args:
         trainer: Trainer that launched them.
-        patience: Seconds for each rank to end; after that, a warning is logged.
+        patience: Seconds to wait for each rank; after that, a warning is logged.
 
     Raises:
         LostRankError: If a rank ends with an error.
@@ -182,7 +182,7 @@ def end_with_launcher(patience: float = PATIENCE) -> None:
     A rank that waits for a connection or in an NCCL collective does not notice the end of rank 0.
 
     Args:
-        patience: Seconds to end by itself.
+        patience: Seconds that the rank has to end without being killed.
     """
     launcher = os.environ.pop(LAUNCHER, None)  # not inherited by programs that this process starts
     if launcher is not None and int(launcher) != os.getpid():  # equal in the launcher itself

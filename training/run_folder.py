@@ -24,20 +24,20 @@ class WaitedError(Exception):
     """Raised after waiting for a run's folder; its checkpoint may be newer than before."""
 
 
-def hold(run_place: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
+def hold(run: RunPlace, at_end: contextlib.ExitStack) -> RunPlace:
     """Locks the folder of a run, see :func:`hold_folder`; returns the place with its version.
 
     Args:
-        run_place: Log location of the run. Without a version the run gets a new folder.
+        run: Log location of the run. Without a version the run gets a new folder.
         at_end: Stack that unlocks the folder, and removes it if it is empty.
     """
-    _make(run_place.group, at_end)
-    if run_place.version is None:
-        run_place = dataclasses.replace(run_place, version=_new_version(run_place.group))
-    folder = run_place.group / str(run_place.version)
+    _make(run.group, at_end)
+    if run.version is None:
+        run = dataclasses.replace(run, version=_new_version(run.group))
+    folder = run.group / str(run.version)
     at_end.callback(_remove_if_empty, folder)
-    hold_folder(folder, at_end, key=f"name ({folder.name})", waits=run_place.purge_step is not None)
-    return run_place
+    hold_folder(folder, at_end, key=f"name ({folder.name})", waits=run.purge_step is not None)
+    return run
 
 
 def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits: bool) -> None:
@@ -46,17 +46,17 @@ def hold_checkpoints(trainer: L.Trainer, at_end: contextlib.ExitStack, *, waits:
     Services such as W&B give each run a folder with a new name, which is still unknown.
     """
     local = (TensorBoardLogger, CSVLogger, WandbRun, MLFlowRun)
-    named = not trainer.loggers or isinstance(trainer.loggers[0], local)
-    held = set()
+    has_folder = not trainer.loggers or isinstance(trainer.loggers[0], local)
+    held_folders = set()
     for callback in trainer.checkpoint_callbacks:
-        if not isinstance(callback, ModelCheckpoint) or not (named or callback.dirpath):
+        if not isinstance(callback, ModelCheckpoint) or not (has_folder or callback.dirpath):
             continue
-        given = callback.dirpath is not None
+        explicit = callback.dirpath is not None
         path = str(callback._ModelCheckpoint__resolve_ckpt_dir(trainer))  # type: ignore[attr-defined]
-        if "://" in path or (folder := Path(path).resolve()) in held:
+        if "://" in path or (folder := Path(path).resolve()) in held_folders:
             continue
-        held.add(folder)
-        key = "checkpoint.dirpath" if given else "trainer.default_root_dir"
+        held_folders.add(folder)
+        key = "checkpoint.dirpath" if explicit else "trainer.default_root_dir"
         hold_folder(folder, at_end, key=key, waits=waits)
 
 
@@ -116,8 +116,8 @@ def _acquire(lock: FileLock, folder: Path, key: str, *, waits: bool) -> None:
 
 def _new_version(group: Path) -> str:
     """Creates the next folder ``version_N`` atomically."""
-    taken = [int(path.name[8:]) for path in group.glob("version_*") if path.name[8:].isdecimal()]
-    idx = max(taken, default=-1) + 1
+    versions = [int(path.name[8:]) for path in group.glob("version_*") if path.name[8:].isdecimal()]
+    idx = max(versions, default=-1) + 1
     while True:
         try:
             (group / f"version_{idx}").mkdir()

@@ -19,10 +19,10 @@ def interrupts_here_only() -> Iterator[None]:
     Ctrl-C reaches every process of a terminal, but training needs its data-loading processes for
     the current step; they end with their parent. Other handlers of SIGINT are kept.
     """
-    mine = os.getpid()
+    owner_pid = os.getpid()
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if os.getpid() == mine:
+        if os.getpid() == owner_pid:
             signal.default_int_handler(signum, frame)
 
     ordinary = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -26,10 +26,10 @@ def check_sizes(trainer: L.Trainer, model: Any, data: Any, *, trains: bool) -> N
     """
     strategy, processes = trainer.strategy, trainer.num_devices
     device = strategy.root_device
-    most = PROCESSES_PER_CORE * usable_cores()
-    if device.type == "cpu" and processes > most:
+    max_processes = PROCESSES_PER_CORE * usable_cores()
+    if device.type == "cpu" and processes > max_processes:
         raise UserError(
-            f"trainer.devices ({processes}) must be at most {most} on this CPU, "
+            f"trainer.devices ({processes}) must be at most {max_processes} on this CPU, "
             f"{PROCESSES_PER_CORE} processes per core; lower it"
         )
     check_batch(data)

@@ -1,4 +1,4 @@
-"""Models without files, and batches of random tokens, for plans and benchmarks."""
+"""Models that read no files, and batches of random tokens, for plans and benchmarks."""
 
 import copy
 import dataclasses
@@ -45,8 +45,8 @@ def make_batch(model: LanguageModel, rows: int, slots: int) -> dict[str, Any]:
 
     Args:
         model: The model that reads the batch.
-        rows: Windows, streams of sentences, or questions.
-        slots: Positions of a row; for sentences, a multiple of SENTENCE_SLOTS.
+        rows: Number of windows, streams of sentences, or questions.
+        slots: Number of positions per row; for sentences, a multiple of SENTENCE_SLOTS.
     """
     config: Any = model.config
     if model.reads == "sentences":
@@ -82,11 +82,11 @@ def question_batch(
 
     Args:
         rows: Number of questions.
-        query: Tokens of each query.
+        query: Number of tokens per query.
         steps: Number of reasoning steps; a divisor of ``query``.
-        step_tokens: Tokens of each step, including its end.
+        step_tokens: Number of tokens per step, including its end.
         vocab: Size of the vocabulary.
-        answer: Tokens of the answer, excluding its end.
+        answer: Number of tokens of the answer, excluding its end.
     """
     answers = random_tokens((rows, answer), vocab, FIRST_TOKEN)
     ends = torch.arange(1, steps + 1) * (query // steps) - 1

@@ -70,11 +70,9 @@ class Findings:
     def __contains__(self, name: str) -> bool:
         return any(len(part) for part in self._parts.get(name, ()))
 
-    def add(
-        self, name: str, lines: pd.DataFrame | Mapping[str, Any] | list[dict[str, Any]]
-    ) -> None:
+    def add(self, name: str, rows: pd.DataFrame | Mapping[str, Any] | list[dict[str, Any]]) -> None:
         """Adds rows to the table of that name."""
-        self._parts[name].append(pd.DataFrame(lines))
+        self._parts[name].append(pd.DataFrame(rows))
 
     def append(self, other: "Findings") -> None:
         """Appends all rows of other tables."""

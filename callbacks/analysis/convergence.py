@@ -39,7 +39,7 @@ def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd
         return pd.DataFrame()
     mask = torch.from_numpy(real_tokens(batch))
     fixed: list[Tensor] = []
-    lines: list[dict[str, float]] = []
+    rows: list[dict[str, float]] = []
     common: dict[str, float] = {}
 
     def take(*, states: Tensor, **_: Any) -> None:
@@ -51,14 +51,14 @@ def collect_iterations(model: Any, batch: dict[str, Any], iterations: int) -> pd
     def compare(*, states: Tensor, iteration: int, **_: Any) -> None:
         """Adds the squared distance from the states of an iteration to the fixed point."""
         distance = states.detach().cpu().double()[mask] - fixed[0]
-        lines.append({"iteration": iteration, "squares": float(distance.square().sum()), **common})
+        rows.append({"iteration": iteration, "squares": float(distance.square().sum()), **common})
 
     with _settings(model, inference="sequential"):
         model.recorded(batch, states=take)
     if fixed:
         with _settings(model, inference="jacobi", eval_iterations=iterations):
             model.recorded(batch, states=compare)
-    return pd.DataFrame(lines)
+    return pd.DataFrame(rows)
 
 
 @contextlib.contextmanager
@@ -95,18 +95,18 @@ class IterationFit(NamedTuple):
     """Number of fitted iterations, from iteration 0."""
 
 
-def rmse_by_iteration(lines: pd.DataFrame) -> tuple[np.ndarray, float]:
+def rmse_by_iteration(rows: pd.DataFrame) -> tuple[np.ndarray, float]:
     """Returns sqrt(mean (h^(n) - h*)^2) for n = 0, 1, ..., and the rounding error.
 
     NOTE(paper): the mean is over all tokens, slots and coordinates; Appendix B does not define its
     "average RMSE".
 
-    ``lines`` are rows from ``collect_iterations``; rows from several ranks are summed.
+    ``rows`` are rows from ``collect_iterations``; rows from several ranks are summed.
     """
-    if not len(lines):
+    if not len(rows):
         return np.empty(0), 0.0
-    sums = lines.groupby("iteration")[["squares", "fixed", "number"]].sum()
-    noise = NOISE * lines["eps"].max() * np.sqrt(sums["fixed"] / sums["number"]).iloc[0]
+    sums = rows.groupby("iteration")[["squares", "fixed", "number"]].sum()
+    noise = NOISE * rows["eps"].max() * np.sqrt(sums["fixed"] / sums["number"]).iloc[0]
     return np.sqrt(sums["squares"] / sums["number"]).to_numpy(), float(noise)
 
 

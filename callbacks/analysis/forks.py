@@ -125,11 +125,11 @@ class ForkAnalysis(Analysis):
 
     def _load_reference(self, pl_module: Any) -> Any:
         reference = pl_module.from_checkpoint(self.reference_ckpt)
-        ours, theirs = pl_module.config.vocab_size, reference.config.vocab_size
-        if ours != theirs:
+        vocab_size, reference_size = pl_module.config.vocab_size, reference.config.vocab_size
+        if vocab_size != reference_size:
             raise ValueError(
-                f"reference_ckpt ({self.reference_ckpt}) has a vocabulary of {theirs}, but the "
-                f"model has {ours}; use a checkpoint trained with the same tokenizer"
+                f"reference_ckpt ({self.reference_ckpt}) has a vocabulary of {reference_size}, but "
+                f"the model has {vocab_size}; use a checkpoint trained with the same tokenizer"
             )
         return reference
 
@@ -296,8 +296,8 @@ class ForkRecorder:
             ("attention_own_forks", of_token - of_self, own_forks),
             ("attention_others", seen.sum(dim=1) - of_token, others),
         ):
-            some = keys > 0
-            self._add(measure, (total[some] / keys[some]).sum(), some.sum())
+            is_visible = keys > 0
+            self._add(measure, (total[is_visible] / keys[is_visible]).sum(), is_visible.sum())
 
     def entropy(self, *, entropy: Tensor) -> None:
         """Records output entropies (B, T) in nats."""
@@ -340,8 +340,8 @@ class ForkRecorder:
         return pd.DataFrame({name: n.cpu().numpy()[real] for name, n in self._fates.items()})
 
     def _add(self, measure: str, total: Any, count: Any) -> None:
-        line = {"measure": measure, "total": float(total), "count": float(count)}
-        self.sums.append({"layer": self._layer, **line})
+        row = {"measure": measure, "total": float(total), "count": float(count)}
+        self.sums.append({"layer": self._layer, **row})
 
 
 def _kept(before: Any, after: Any, parent: Tensor, is_fork: Tensor) -> Tensor:
@@ -447,12 +447,12 @@ def fork_report(findings: Findings, tokenizer: Any, shown_rows: int) -> Analysis
     measures, tokens = measures_by_layer(findings["layers"]), with_rows(findings["tokens"])
     means = windows(tokens)
     fits = fits_of(means)
-    shown = _shown(tokens, tokenizer, shown_rows)
+    shown_tokens = _shown(tokens, tokenizer, shown_rows)
     return AnalysisReport(
         scalars=_scalars(measures, means, fits),
         tables={
             "windows": means,
-            "tokens": shown,
+            "tokens": shown_tokens,
             "layers": measures,
             "streams": streams(tokens),
         },
@@ -473,10 +473,10 @@ def _scalars(
 
 
 def _shown(tokens: pd.DataFrame, tokenizer: Any, rows: int) -> pd.DataFrame:
-    shown = tokens[tokens["row"] < (0 if tokenizer is None else rows)].copy()
-    texts = [text for _, row in shown.groupby("row") for text in pieces(tokenizer, row["id"])]
-    shown.insert(3, "text", texts)
-    return shown
+    table = tokens[tokens["row"] < (0 if tokenizer is None else rows)].copy()
+    texts = [text for _, row in table.groupby("row") for text in pieces(tokenizer, row["id"])]
+    table.insert(3, "text", texts)
+    return table
 
 
 # ---- figures of the tables
@@ -529,16 +529,16 @@ def tokens_figure(tables: Tables) -> Any:
     row = row.iloc[: LINE_TOKENS * LINES]
     streams = row.filter(like="streams_layer").to_numpy().T  # (fork layers, T)
     labels = [short_label(text) for text in row["text"]]
-    layers, most = len(streams), int(streams.max())
+    layers, max_streams = len(streams), int(streams.max())
     starts = range(0, len(row), LINE_TOKENS)
     columns = max(MIN_TOKENS, min(len(row), LINE_TOKENS))
     width = NAME_WIDTH + TOKEN_WIDTH * columns
     figure, axes = panels(width, (0.9 + 0.3 * layers) * len(starts) + 0.4, 1, len(starts))
     for ax, start in zip(axes, starts, strict=True):
         part, names = streams[:, start : start + LINE_TOKENS], labels[start : start + LINE_TOKENS]
-        ax.imshow(part, cmap="Blues", vmin=0.4, vmax=most + 0.8, aspect="auto")
+        ax.imshow(part, cmap="Blues", vmin=0.4, vmax=max_streams + 0.8, aspect="auto")
         for (layer, column), count in np.ndenumerate(part):
-            color = "white" if count > 0.6 * most else "#203040"
+            color = "white" if count > 0.6 * max_streams else "#203040"
             ax.text(column, layer, f"{count}", ha="center", va="center", fontsize=6.5, color=color)
         ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7, parse_math=False)
         ax.set_yticks(range(layers), [f"fork layer {i + 1}" for i in range(layers)], fontsize=8)
@@ -556,36 +556,36 @@ def layers_figure(tables: Tables) -> Any:
     figure, parts = panels(14 if attention else 11, 3.6, 4 if attention else 3)
     shares = tables["streams"].pivot(index="streams", columns="layer", values="share").fillna(0)
     colors = zip(shares, shades(len(shares.columns)), strict=True)
-    named = {layer: (f"fork layer {layer}", color) for layer, color in colors}
-    if named:  # empty if rows contain only padding
-        draw_bars(parts[0], shares.reset_index(), "streams", named)
+    forks = {layer: (f"fork layer {layer}", color) for layer, color in colors}
+    if forks:  # empty if rows contain only padding
+        draw_bars(parts[0], shares.reset_index(), "streams", forks)
     parts[0].set_title("share of tokens", fontsize=10)
     finish(parts[0], "streams of a token", whole=True)
-    fate = {
+    fates = {
         "created": ("created", GREEN),
         "kept": ("older, kept", BLUE),
         "deleted": ("older, deleted", ORANGE),
     }
-    draw_bars(parts[1], measures, "layer", fate)
+    draw_bars(parts[1], measures, "layer", fates)
     parts[1].set_title("forks per token", fontsize=10)
     parts[1].margins(y=0.4)  # room for the legend
     finish(parts[1], "fork layer", whole=True, loc="upper left")
     scores = {"score_originals": ("originals", GREY), "score_forks": ("forks", BLUE)}
     _log_points(parts[2], measures, scores, "mean score P")
     if attention:
-        shown = {
+        columns = {
             "attention_self": ("to itself", GREY),
             "attention_own_forks": ("to own forks", BLUE),
             "attention_others": ("to other tokens", ORANGE),
         }
-        _log_points(parts[3], measures, shown, "attention of forked originals, per key")
+        _log_points(parts[3], measures, columns, "attention of forked originals, per key")
     return figure
 
 
-def _log_points(ax: Any, measures: pd.DataFrame, shown: Shown, title: str) -> None:
+def _log_points(ax: Any, measures: pd.DataFrame, columns: Shown, title: str) -> None:
     """Draws each measure on a logarithmic scale, as scores and attention span many decades."""
-    values = measures[list(shown)].where(lambda table: table > 0)
-    for name, (label, color) in shown.items():
+    values = measures[list(columns)].where(lambda table: table > 0)
+    for name, (label, color) in columns.items():
         ax.plot(measures["layer"], values[name], "o-", color=color, label=label)
     ax.set_yscale("log")
     if values.notna().any(axis=None):

@@ -240,8 +240,8 @@ class GateAnalysis(Analysis):
             pl_module.recorded_loss(part, **recorder.consumers(), memory_attention=attention)
             sentences = recorder.latest("sentences")
             vectors, losses = sentences.get("vectors", ()), sentences.get("nll", ())
-            for lines in reach_lines(vectors, losses, self.probes):
-                findings.add("reach", lines)
+            for rows in reach_lines(vectors, losses, self.probes):
+                findings.add("reach", rows)
         return bool(vectors) or bool(findings)
 
     def _sentences(self, pl_module: L.LightningModule) -> int:
@@ -291,7 +291,7 @@ def gates(model: nn.Module) -> dict[LayerPart, float]:
 
 
 def gradient_norms(model: nn.Module) -> dict[LayerPart, float]:
-    """Returns the 2-norm of the gradient of every component of every layer, 0 without a gradient.
+    """Returns the gradient's 2-norm for each component of each layer; 0 without a gradient.
 
     Components are self-attention within sentences, cross-attention to memory with its gate, and
     the feed-forward layer, each with the norm before it, but not embeddings, sentence head, final
@@ -370,12 +370,12 @@ class GateHistory:
     def table(self) -> pd.DataFrame:
         """Returns ``step``, ``sentence_steps``, ``layer``, ``part`` and ``value`` of each value."""
         clock = zip(self.steps, self.sentence_steps, self.rows, strict=True)
-        lines = [
+        records = [
             (step, sentence_steps, layer, part, value)
             for step, sentence_steps, row in clock
             for (layer, part), value in zip(self.places, row, strict=True)
         ]
-        return pd.DataFrame(lines, columns=["step", "sentence_steps", "layer", "part", "value"])
+        return pd.DataFrame(records, columns=["step", "sentence_steps", "layer", "part", "value"])
 
     def shares(self) -> pd.DataFrame:
         """Returns ``step``, ``sentence_steps`` and the share of each component."""
@@ -430,9 +430,9 @@ def reach_lines(
         t) and ``count``, the number of these streams.
     """
     last = len(vectors) - 1
-    chosen = {round(last * (1 + part / probes) / 2) for part in range(1, probes + 1)} - {0}
+    probe_steps = {round(last * (1 + part / probes) / 2) for part in range(1, probes + 1)} - {0}
     tables = []
-    for t in sorted(chosen) if last > 0 else ():
+    for t in sorted(probe_steps) if last > 0 else ():
         gradients = torch.autograd.grad(
             losses[t], list(vectors[:t]), retain_graph=True, materialize_grads=True
         )
@@ -444,7 +444,7 @@ def reach_lines(
     return tables
 
 
-def by_age(lines: pd.DataFrame) -> pd.DataFrame:
+def by_age(rows: pd.DataFrame) -> pd.DataFrame:
     """Sums rows by ``layer`` and ``age``, and derives means.
 
     Rows have ``layer``, ``age`` (from 1), ``total`` and ``count``, which never grows with age.
@@ -453,9 +453,9 @@ def by_age(lines: pd.DataFrame) -> pd.DataFrame:
         ``layer``, ``age``, ``total``, ``count``, ``mean`` (over slots that have this age) and
         ``spread`` (over all slots, with 0 for those without it).
     """
-    if not len(lines):
-        lines = pd.DataFrame(columns=["layer", "age", "total", "count"], dtype=float)
-    table = lines.groupby(["layer", "age"], as_index=False)[["total", "count"]].sum()
+    if not len(rows):
+        rows = pd.DataFrame(columns=["layer", "age", "total", "count"], dtype=float)
+    table = rows.groupby(["layer", "age"], as_index=False)[["total", "count"]].sum()
     counts, layer = table["count"], table["layer"]
     longest = counts.groupby(layer).transform("first")
     return table.assign(mean=table["total"] / counts, spread=table["total"] / longest)
@@ -590,13 +590,13 @@ def shares_figure(tables: Tables) -> Any:
     """Draws the gradient share of each component over training, with its mean (Fig. 8)."""
     by_component = tables["gradient_share"]
     figure, (over,) = panels(6.4, 4.0, 1)
-    shown = {
+    columns = {
         name: (f"{label}, mean {by_component[name].mean():.0%}", color)
         for name, (label, color) in SHOWN_COMPONENTS.items()
         if by_component[name].any()
     }
     clock, label = _clock(by_component)
-    draw_lines(over, by_component, clock, shown, _style(by_component))
+    draw_lines(over, by_component, clock, columns, _style(by_component))
     over.set_ylim(0, 1)
     finish(over, label, "share of the gradient")
     return figure
@@ -629,9 +629,9 @@ def attention_figure(tables: Tables) -> Any:
     """Draws the attention weight of each age by layer, as a heat map and as lines."""
     attention = tables["attention"].assign(even=even_weights(tables["attention"]))
     grid = attention.pivot(index="layer", columns="age", values="weight").fillna(0)
-    layers, most = len(grid), int(grid.columns.max())
+    layers, max_age = len(grid), int(grid.columns.max())
     figure, (ax, lines) = panels(12, 1.8 + 0.35 * max(6, layers), 2)
-    extent = (0.5, most + 0.5, layers - 0.5, -0.5)
+    extent = (0.5, max_age + 0.5, layers - 0.5, -0.5)
     image = ax.imshow(grid.to_numpy(), cmap="Blues", vmin=0, aspect="auto", extent=extent)
     ax.set_yticks(range(layers), [f"layer {layer}" for layer in grid.index])
     figure.colorbar(image, ax=ax, label="attention weight")

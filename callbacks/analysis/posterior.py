@@ -111,14 +111,14 @@ class PosteriorAnalysis(Analysis):
 
     def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
         for steps in sorted(set(self.steps), reverse=True):
-            line = self._score_with(pl_module, batch, steps)
-            if line is None:
+            row = self._score_with(pl_module, batch, steps)
+            if row is None:
                 self._give_up_sweeps(
                     f"{type(pl_module).__name__} takes no inner steps with this configuration, so "
                     "there is no sweep over their number"
                 )
                 return
-            findings.add("sweep", [line] if line["tokens"] else [])
+            findings.add("sweep", [row] if row["tokens"] else [])
 
     def _score_with(
         self, pl_module: Any, batch: dict[str, Any], steps: int
@@ -375,10 +375,10 @@ def sweep(findings: Findings) -> pd.DataFrame:
     ``nll_other`` and ``kl_floor`` as in :func:`inner_steps`. ``flops_per_token`` is the cost of
     scoring, inference included.
     """
-    lines = findings["sweep"]
-    if not len(lines):
-        return lines
-    by_steps = lines.groupby("steps")
+    rows = findings["sweep"]
+    if not len(rows):
+        return rows
+    by_steps = rows.groupby("steps")
     names = ["nll", "kl", *SCORED]
     sums = by_steps[[*names, "tokens"]].sum(skipna=False)
     table = sums[names].div(sums["tokens"], axis=0)
@@ -437,10 +437,10 @@ def inner_steps_figure(tables: Tables) -> Any:
     steps = tables["inner_steps"]
     figure, (nats, norms) = panels(11, 3.8, 2)
     table = steps.assign(loss=-steps["elbo"])
-    shown = {"loss": ("NLL + KL = -ELBO", GREEN)} | PARTS
-    shown = {name: pair for name, pair in shown.items() if table[name].notna().any()}
-    draw_lines(nats, table[:-1], "step", shown, ".-")
-    for name, (_, color) in shown.items():
+    columns = {"loss": ("NLL + KL = -ELBO", GREEN)} | PARTS
+    columns = {name: pair for name, pair in columns.items() if table[name].notna().any()}
+    draw_lines(nats, table[:-1], "step", columns, ".-")
+    for name, (_, color) in columns.items():
         nats.plot(table["step"].iloc[-1], table[name].iloc[-1], "*", color=color, markersize=11)
     nats.plot([], [], "*", color=GREY, markersize=11, label="scored sample")
     positive = {name: pair for name, pair in GRADIENTS.items() if (table[name] > 0).any()}
@@ -457,9 +457,9 @@ def layers_figure(tables: Tables) -> Any:
     by_layer = tables["layers"]
     figure, (kl, active) = panels(10, 3.6, 2)
     draw_bars(kl, by_layer, "layer", {"kl": (None, BLUE)})
-    shown = {"vectors": ("latent vectors", BLUE), "coordinates": ("coordinates", ORANGE)}
-    shares = {name: by_layer[f"active_{name}"] / by_layer[name] for name in shown}
-    draw_bars(active, by_layer.assign(**shares), "layer", shown)
+    columns = {"vectors": ("latent vectors", BLUE), "coordinates": ("coordinates", ORANGE)}
+    shares = {name: by_layer[f"active_{name}"] / by_layer[name] for name in columns}
+    draw_bars(active, by_layer.assign(**shares), "layer", columns)
     active.set_ylim(0, 1.25)  # room for the legend
     finish(kl, "layer", "KL (nats per token)", whole=True)
     finish(active, "layer", "active share", whole=True, ncols=2, loc="upper left")
@@ -469,12 +469,12 @@ def layers_figure(tables: Tables) -> Any:
 def latents_figure(tables: Tables) -> Any:
     """Draws KL divergence, norm of the mean and variance of each latent vector, by layer."""
     table = tables["latents"]
-    shown = {
+    columns = {
         "kl": "KL (nats per sequence)",
         "mean_norm": "norm of the posterior mean",
         "variance": "posterior variance (prior: 1)",
     }
-    names = [name for name in shown if table[name].notna().any()]
+    names = [name for name in columns if table[name].notna().any()]
     figure, axes = panels(4.4 * len(names), 3.6, len(names))
     layers = list(table.groupby("layer"))
     for ax, name in zip(axes, names, strict=True):
@@ -482,7 +482,7 @@ def latents_figure(tables: Tables) -> Any:
             label = f"layer {layer}" if ax is axes[0] else None
             ax.bar(part["vector"], part[name], 0.8, color=color, label=label)
         ax.margins(y=0.3)  # room for the legend
-        finish(ax, "latent vector", shown[name], whole=True, loc="upper left", ncols=3)
+        finish(ax, "latent vector", columns[name], whole=True, loc="upper left", ncols=3)
     return figure
 
 
@@ -492,12 +492,12 @@ def sweep_figure(tables: Tables) -> Any:
     bound = points["kl"].notna().all()  # without a density there is no KL divergence
     figure, axes = panels(11, 3.8, 2)
     label = "NLL + KL, a bound" if bound else "NLL at the last sample, not a bound"
-    shown = {"loss": (label, GREEN)} | (PARTS if bound else {})
+    columns = {"loss": (label, GREEN)} | (PARTS if bound else {})
     axes[0].axvline(in_use, color=GREY, linestyle=":", label="as configured")
     axes[1].set_xscale("log")
     names = {"steps": "inner steps (T_fast) at validation", "flops_per_token": "FLOPs per token"}
     for ax, (x, meaning) in zip(axes, names.items(), strict=True):
-        draw_lines(ax, points, x, shown)
+        draw_lines(ax, points, x, columns)
         finish(ax, meaning, "nats per token")
     return figure
 

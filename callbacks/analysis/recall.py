@@ -109,19 +109,19 @@ class RecallAnalysis(Analysis):
                 "pattern with (?P<key>...) finds questions in sentences"
             )
         questions = self._distances if self._by == "distance" else self._levels
-        asked = list(questions(tokenizer, batch))
-        if asked:
-            findings.add("questions", self._answers(pl_module, batch, asked))
-        if asked and self._dial is not None and has_dial(pl_module, self._dial):
+        all_questions = list(questions(tokenizer, batch))
+        if all_questions:
+            findings.add("questions", self._answers(pl_module, batch, all_questions))
+        if all_questions and self._dial is not None and has_dial(pl_module, self._dial):
             for value in self._values:
-                lines = self._answers(pl_module, batch, asked, value)
-                findings.add("dial", [{self._dial: value, **line} for line in lines])
+                rows = self._answers(pl_module, batch, all_questions, value)
+                findings.add("dial", [{self._dial: value, **row} for row in rows])
 
     def _answers(
         self,
         pl_module: Any,
         batch: dict[str, Any],
-        asked: list[tuple[int, Any]],
+        all_questions: list[tuple[int, Any]],
         value: int | None = None,
     ) -> list[dict[str, Any]]:
         """Returns one row per question, predicted with a value of the dial."""
@@ -132,11 +132,11 @@ class RecallAnalysis(Analysis):
         nats = -as_float64(scores.log_prob)
         lines = [
             {self._by: group, "right": bool(greedy[slots].all()), "nats": float(nats[slots].sum())}
-            for group, slots in asked
+            for group, slots in all_questions
         ]
         executed = recorder.latest("thinking_steps").get("executed")  # (B, T)
         if executed is not None and self._by == "level":
-            for line, (_, (row, columns)) in zip(lines, asked, strict=True):
+            for line, (_, (row, columns)) in zip(lines, all_questions, strict=True):
                 line["steps"] = float(executed[row, columns[0]])  # of the token before the answer
         return lines
 
@@ -161,8 +161,8 @@ class RecallAnalysis(Analysis):
     def _levels(self, tokenizer: Any, batch: dict[str, Any]) -> Iterator[tuple[int, Any]]:
         """Yields the level of each question in a batch of windows, and the slots of its answer."""
         tokens, targets = batch["tokens"].cpu().numpy(), batch["targets"].cpu().numpy()  # (B, T)
-        for row, known in enumerate(targets >= 0):
-            length = int(known.nonzero()[0].max(initial=-1)) + 1  # padding has no target
+        for row, is_target in enumerate(targets >= 0):
+            length = int(is_target.nonzero()[0].max(initial=-1)) + 1  # padding has no target
             if not length:
                 continue
             # slot t predicts token t + 1, and the last one its target
@@ -170,7 +170,7 @@ class RecallAnalysis(Analysis):
             texts = _texts(tokenizer, ids, begins=False)
             for match in self._pattern.finditer("".join(texts)):
                 slots = _covering(texts, *match.span("answer")) - 1
-                if (slots >= 0).all() and known[slots].all():
+                if (slots >= 0).all() and is_target[slots].all():
                     level = match["level"]
                     yield int(level) if level.isdecimal() else len(level), (row, slots)
 
@@ -243,11 +243,11 @@ def dial_figure(tables: Tables) -> Any:
     """Draws the accuracy of answers over the values of a dial, a line for each level."""
     table = tables["dial"]
     dial, by = table.columns[:2]
-    wide = table.pivot_table(index=dial, columns=by, values="accuracy").reset_index()
-    levels = [column for column in wide.columns if column != dial]
+    pivoted = table.pivot_table(index=dial, columns=by, values="accuracy").reset_index()
+    levels = [column for column in pivoted.columns if column != dial]
     figure, (ax,) = panels(6.4, 3.6, 1)
     for level, shade in zip(levels, shades(len(levels)), strict=True):
-        draw_lines(ax, wide, dial, {level: (f"{by} {level}", shade)})
+        draw_lines(ax, pivoted, dial, {level: (f"{by} {level}", shade)})
     ax.set_ylim(-0.02, 1.02)
     finish(ax, dial.replace("_", " "), "accuracy", whole=True)
     return figure

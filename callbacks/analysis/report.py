@@ -17,7 +17,7 @@ DPI = 120
 BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d97b29", "#3f9c6b", "#8a8f98"
 
 Shown = Mapping[str, tuple[str | None, Any]]
-"""Columns of a figure with their labels, or None for columns outside the legend, and colours."""
+"""Label and colour of each drawn column; the label is None for columns outside the legend."""
 
 
 Tables = Mapping[str, pd.DataFrame]
@@ -30,11 +30,11 @@ class AnalysisReport:
     """Report of an analysis at one step."""
 
     scalars: Mapping[str, float] = field(default_factory=dict)
-    """Scalars by tag; ones that are not finite are left out."""
+    """Scalars by tag; non-finite ones are omitted."""
     tables: Tables = field(default_factory=dict)
-    """Tables by name; empty ones are left out."""
+    """Tables by name; empty ones are omitted."""
     figures: Mapping[str, Draw] = field(default_factory=dict)
-    """Functions of the tables, by name; left out if the table of that name is empty."""
+    """Functions of the tables, by name; omitted if the table of that name is empty."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Content of other files, by name."""
     markdown: Mapping[str, str] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class AnalysisReport:
         if self.scalars:
             scalars = pd.Series(self.finite, dtype=np.float64)
             tables = {"scalars": scalars.rename_axis("name").reset_index(name="value"), **tables}
-        written = {f"{name}.csv": as_csv(table) for name, table in tables.items() if len(table)}
-        return {**written, **self.texts}
+        files = {f"{name}.csv": as_csv(table) for name, table in tables.items() if len(table)}
+        return {**files, **self.texts}
 
     def write(self, folder: Path, prefix: str, drawn: Mapping[str, Any]) -> None:
         """Writes all files as ``<folder>/<prefix><name>``, each atomically.
@@ -78,8 +78,8 @@ class AnalysisReport:
 
 
 def as_csv(table: pd.DataFrame) -> str:
-    """Returns a table as CSV with 6 digits; values that are not finite are empty fields."""
-    # columns of objects would be written with all their digits
+    """Returns a table as CSV with 6 digits; non-finite values are empty fields."""
+    # columns of type object would be written with all digits
     finite = table.infer_objects().replace([math.inf, -math.inf], math.nan)
     return finite.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
@@ -89,13 +89,13 @@ def scalars_of(table: pd.DataFrame, tag: str, names: Iterable[str]) -> dict[str,
 
     Args:
         table: Table of an analysis.
-        tag: Format of the tags with ``{name}``, the column, and any column of the line, such as
-            ``layer_{layer}/{name}``.
+        tag: Format of the tags, such as ``layer_{layer}/{name}``, with ``{name}`` for the column
+            and the values of other columns by their names.
         names: Columns with the values.
     """
     return {
-        tag.format(name=name, **line): line[name]
-        for line in table.to_dict("records")
+        tag.format(name=name, **row): row[name]
+        for row in table.to_dict("records")
         for name in names
     }
 
@@ -162,17 +162,17 @@ def panels(
     return figure, axes
 
 
-def draw_lines(ax: Any, table: pd.DataFrame, x: str, shown: Shown, style: str = "o-") -> None:
+def draw_lines(ax: Any, table: pd.DataFrame, x: str, columns: Shown, style: str = "o-") -> None:
     """Draws columns of a table as lines over its column ``x``."""
-    for name, (label, color) in shown.items():
+    for name, (label, color) in columns.items():
         ax.plot(table[x], table[name], style, color=color, label=label)
 
 
-def draw_bars(ax: Any, table: pd.DataFrame, x: str, shown: Shown) -> None:
+def draw_bars(ax: Any, table: pd.DataFrame, x: str, columns: Shown) -> None:
     """Draws columns of a table as groups of bars over its column ``x``; nan has height 0."""
-    width = 0.8 / len(shown)
-    for i, (name, (label, color)) in enumerate(shown.items()):
-        center = table[x] + width * (i - (len(shown) - 1) / 2)
+    width = 0.8 / len(columns)
+    for i, (name, (label, color)) in enumerate(columns.items()):
+        center = table[x] + width * (i - (len(columns) - 1) / 2)
         ax.bar(center, table[name].fillna(0), 0.94 * width, color=color, label=label)
 
 

@@ -148,8 +148,8 @@ class StepAllocation(Analysis):
                 part = first_tokens(
                     rows_of(batch, 0, self.convergence_rows), self.convergence_tokens
                 )
-                lines = collect_iterations(pl_module, part, self.convergence_iterations)
-                findings.add("iterations", lines)
+                rows = collect_iterations(pl_module, part, self.convergence_iterations)
+                findings.add("iterations", rows)
 
     def _sweep(self, pl_module: Any, batch: dict[str, Any], findings: Findings) -> None:
         if not self.alphas or self._unable_to_sweep:
@@ -188,10 +188,10 @@ class StepAllocation(Analysis):
         """Returns the texts of the named tokens, followed by the most frequent ones, by id."""
         texts = self.tokens if tokenizer is not None else ()
         encoded = [(tokenizer.encode(text), text) for text in texts]
-        named = {int(ids[0]): text for ids, text in encoded if len(ids) == 1}
+        token_texts = {int(ids[0]): text for ids, text in encoded if len(ids) == 1}
         seen = texts_by_id(findings)
-        return named | {
-            i: seen.get(i, "") for i in frequent(findings, self.top_tokens) if i not in named
+        return token_texts | {
+            i: seen.get(i, "") for i in frequent(findings, self.top_tokens) if i not in token_texts
         }
 
 
@@ -244,14 +244,14 @@ def collect_tokens(
     """
     assert recorder.executed is not None
     assert recorder.losses is not None
-    chosen, ids = targets_of(batch), batch["tokens"].cpu().numpy()
-    losses = recorder.losses[chosen].astype(np.float32)
-    columns = {"id": ids[chosen], "executed": recorder.executed[chosen].astype(np.int16)}
+    has_target, ids = targets_of(batch), batch["tokens"].cpu().numpy()
+    losses = recorder.losses[has_target].astype(np.float32)
+    columns = {"id": ids[has_target], "executed": recorder.executed[has_target].astype(np.int16)}
     columns |= {f"loss_{i}": losses[:, i] for i in range(losses.shape[-1])}
     if recorder.tail is not None:
-        columns["expected"] = recorder.tail[chosen][:, 1:].sum(1).astype(np.float32)
+        columns["expected"] = recorder.tail[has_target][:, 1:].sum(1).astype(np.float32)
     if tokenizer is not None:
-        columns["place"] = _collect_texts(findings, batch, recorder, tokenizer)[chosen]
+        columns["place"] = _collect_texts(findings, batch, recorder, tokenizer)[has_target]
     findings.add("tokens", columns)
 
 
@@ -262,7 +262,7 @@ def _collect_texts(
     ids, has_target = batch["tokens"].cpu().numpy(), targets_of(batch)
     positions = np.zeros(ids.shape, dtype=np.int8)
     special = set(getattr(tokenizer, "special_ids", ()))
-    seen = texts_by_id(findings)
+    known_texts = texts_by_id(findings)
     new: dict[int, str] = {}
     for row, real in enumerate(real_tokens(batch)):
         row_ids = ids[row, real].tolist()
@@ -274,7 +274,7 @@ def _collect_texts(
             new.setdefault(i, PART if before == PART else text)
         if real.any() and "shown" not in findings:
             findings.add("shown", _shown_row(row, real, has_target[row], ids, texts, recorder))
-    unseen = {i: text for i, text in new.items() if i not in seen}
+    unseen = {i: text for i, text in new.items() if i not in known_texts}
     findings.add("texts", {"id": list(unseen), "text": list(unseen.values())})
     return positions
 
@@ -316,13 +316,15 @@ def collect_sweep(
     log-probabilities of the targets in nats. The recorder needs losses at alpha 0.
     """
     assert recorder.executed is not None
-    chosen = targets_of(batch)
-    executed = recorder.executed[chosen].astype(np.int16)
-    loss = -as_float64(log_prob)[chosen].astype(np.float32)
+    has_target = targets_of(batch)
+    executed = recorder.executed[has_target].astype(np.int16)
+    loss = -as_float64(log_prob)[has_target].astype(np.float32)
     findings.add("sweep", {"alpha": np.float32(alpha), "executed": executed, "loss": loss})
     if alpha == 0:
         assert recorder.losses is not None
-        findings.add("difficulty", {"step0_loss": recorder.losses[chosen][:, 0].astype(np.float32)})
+        findings.add(
+            "difficulty", {"step0_loss": recorder.losses[has_target][:, 0].astype(np.float32)}
+        )
 
 
 # ---- tables
@@ -346,12 +348,12 @@ def steps(table: pd.DataFrame) -> pd.DataFrame:
 
     ``table`` comes from ``collect_tokens``.
     """
-    most = _most(table)
-    losses = table[["loss_0", f"loss_{most}"]].astype(np.float64).set_axis([0, 1], axis=1)
+    max_steps = _most(table)
+    losses = table[["loss_0", f"loss_{max_steps}"]].astype(np.float64).set_axis([0, 1], axis=1)
     grouped = losses.groupby(table["executed"].to_numpy())
     result = grouped.mean().set_axis(["step0_loss", "loss"], axis=1)
     result.insert(0, "tokens", grouped.size())
-    result = result.reindex(range(most + 1)).rename_axis("steps").reset_index()
+    result = result.reindex(range(max_steps + 1)).rename_axis("steps").reset_index()
     result["tokens"] = result["tokens"].fillna(0).astype(int)
     result.insert(2, "share", result["tokens"] / len(table))
     return result
@@ -411,10 +413,10 @@ def utility(table: pd.DataFrame) -> pd.DataFrame:
 
     ``table`` comes from ``collect_tokens``.
     """
-    most = _most(table)
-    if not most:
+    max_steps = _most(table)
+    if not max_steps:
         return pd.DataFrame()
-    names = [f"loss_{i}" for i in range(most + 1)]
+    names = [f"loss_{i}" for i in range(max_steps + 1)]
     values = table[[*names, "executed"]].astype(np.float64)
     grouped = values.groupby(buckets(values["loss_0"]), observed=False)
     means, losses = grouped.mean(), grouped["loss_0"]
@@ -437,12 +439,12 @@ def sweep(findings: Findings) -> pd.DataFrame:
     Buckets, and ``all``, are by difficulty at alpha 0. ``mean_steps`` is the mean number of steps
     executed at this alpha, ``loss`` the mean in nats, ``loss_change`` its difference to alpha 0.
     """
-    lines = findings["sweep"]
-    if not len(lines):
-        return lines
+    rows = findings["sweep"]
+    if not len(rows):
+        return rows
     bucket = buckets(findings["difficulty"]["step0_loss"])
     tables = []
-    for alpha, part in lines.groupby("alpha"):  # the same tokens in the same order
+    for alpha, part in rows.groupby("alpha"):  # the same tokens in the same order
         values = part[["executed", "loss"]].astype(np.float64)
         grouped = values.groupby(bucket, observed=False)
         means = grouped.mean().assign(tokens=grouped.size())
@@ -473,11 +475,11 @@ def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport
     """
     table = findings["tokens"]
     rmse, noise = rmse_by_iteration(findings["iterations"])
-    fit, most = fit_iterations(rmse, noise), _most(table)
+    fit, max_steps = fit_iterations(rmse, noise), _most(table)
     tables = {
         "steps": steps(table),
         "tokens": tokens(table, listed),
-        "words": words(table, most),
+        "words": words(table, max_steps),
         "utility": utility(table),
         "sweep": sweep(findings),
         "convergence": convergence(rmse, fit),
@@ -493,14 +495,14 @@ def step_report(findings: Findings, listed: Mapping[int, str]) -> AnalysisReport
 def _scalars(
     table: pd.DataFrame, tables: Mapping[str, pd.DataFrame], fit: IterationFit | None
 ) -> dict[str, float]:
-    most = _most(table)
-    values = {"mean": mean(table["executed"]), "below_most": mean(table["executed"] < most)}
+    max_steps = _most(table)
+    values = {"mean": mean(table["executed"]), "below_most": mean(table["executed"] < max_steps)}
     if "expected" in table:
         values["expected"] = mean(table["expected"])
     values |= scalars_of(tables["steps"], "{name}_{steps}", ("share", "step0_loss"))
     for position, executed in by_place(table).items():
         values[f"words/{position}/mean"] = mean(executed)
-        values[f"words/{position}/below_most"] = mean(executed < most)
+        values[f"words/{position}/below_most"] = mean(executed < max_steps)
     gains = [name for name in tables["utility"] if name.startswith("step_")]
     values |= scalars_of(tables["utility"], "utility/{bucket}/{name}", gains)
     swept = tables["sweep"]
@@ -520,8 +522,8 @@ def steps_figure(tables: Tables) -> Any:
     table = tables["steps"]
     figure, (shares, losses) = panels(9, 3.6, 2, sharex=True)  # bars without tokens have no loss
     draw_bars(shares, table, "steps", {"share": (None, BLUE)})
-    shown = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
-    draw_lines(losses, table, "steps", shown)
+    columns = {"step0_loss": ("step-0 loss", ORANGE), "loss": ("loss after all steps", BLUE)}
+    draw_lines(losses, table, "steps", columns)
     finish(shares, "executed additional steps", "share of tokens", whole=True)
     finish(losses, "executed additional steps", "nats per token", whole=True)
     return figure
@@ -529,39 +531,39 @@ def steps_figure(tables: Tables) -> Any:
 
 def text_figure(tables: Tables) -> Any:
     """Draws executed and expected steps of each token of a text, and its losses."""
-    shown, most = tables["tokens"].iloc[:TEXT_TOKENS], tables["steps"]["steps"].max()
-    figure, (ax, losses) = panels(2 + 0.22 * len(shown), 4.6, 1, 2, sharex=True)
-    ax.bar(shown["place"], shown["executed"], 0.8, color=BLUE, label="executed")
-    tails = shown.filter(regex=r"^w_[1-9]\d*$")
+    tokens, max_steps = tables["tokens"].iloc[:TEXT_TOKENS], tables["steps"]["steps"].max()
+    figure, (ax, losses) = panels(2 + 0.22 * len(tokens), 4.6, 1, 2, sharex=True)
+    ax.bar(tokens["place"], tokens["executed"], 0.8, color=BLUE, label="executed")
+    tails = tokens.filter(regex=r"^w_[1-9]\d*$")
     if len(tails.columns):
-        ax.plot(shown["place"], tails.sum(axis=1), "o", color=ORANGE, label="expected, sum of w")
-    ax.set_ylim(0, 1.4 * max(most, 1))  # room for the legend
+        ax.plot(tokens["place"], tails.sum(axis=1), "o", color=ORANGE, label="expected, sum of w")
+    ax.set_ylim(0, 1.4 * max(max_steps, 1))  # room for the legend
     labels = {"first": ("step-0 loss", ORANGE), "last": ("loss after all steps", BLUE)}
-    draw_lines(losses, shown, "place", labels, ".-")
+    draw_lines(losses, tokens, "place", labels, ".-")
     finish(ax, "", "additional steps", ncols=2)
     finish(losses, "", "nats")
-    names = [short_label(text) for text in shown["text"]]
-    losses.set_xticks(shown["place"], names, rotation=90, fontsize=7, parse_math=False)
+    names = [short_label(text) for text in tokens["text"]]
+    losses.set_xticks(tokens["place"], names, rotation=90, fontsize=7, parse_math=False)
     return figure
 
 
 def tokens_figure(tables: Tables) -> Any:
     """Draws the mean steps of single tokens, and their share with fewer than K (Table 3)."""
-    table, most = tables["tokens"], tables["steps"]["steps"].max()
+    table, max_steps = tables["tokens"], tables["steps"]["steps"].max()
     figure, (number_of_steps, pruned) = panels(9, 1.2 + 0.22 * len(table), 2, sharey=True)
     rows = np.arange(len(table))
     for ax, name, color in ((number_of_steps, "mean_steps", BLUE), (pruned, "pruned", ORANGE)):
         ax.barh(rows, table[name].fillna(0), 0.7, color=color)
     labels = []
-    for line in table.to_dict("records"):  # visible spaces, or the id without a text
-        text = short_label(line["text"].replace(" ", "\N{OPEN BOX}"))
-        labels.append(f"{text or line['id']} ({line['count']})")
+    for row in table.to_dict("records"):  # visible spaces, or the id without a text
+        text = short_label(row["text"].replace(" ", "\N{OPEN BOX}"))
+        labels.append(f"{text or row['id']} ({row['count']})")
     number_of_steps.set_yticks(rows, labels, parse_math=False)
     number_of_steps.invert_yaxis()
-    number_of_steps.set_xlim(0, max(most, 1))
+    number_of_steps.set_xlim(0, max(max_steps, 1))
     pruned.set_xlim(0, 1)
     finish(number_of_steps, "mean executed steps")
-    finish(pruned, f"share with fewer than {most}")
+    finish(pruned, f"share with fewer than {max_steps}")
     return figure
 
 
@@ -570,14 +572,14 @@ def utility_figure(tables: Tables) -> Any:
     table = tables["utility"]
     figure, (ax,) = panels(6.4, 3.8, 1)
     gains = table.set_index("bucket").filter(regex=r"^step_\d+$").T.set_axis(list(BUCKETS), axis=1)
-    shown = {
-        line["bucket"]: (
-            f"{line['bucket']}: step-0 loss {line['from']:.3g} to {line['to']:.3g}",
-            BUCKETS[line["bucket"]],
+    columns = {
+        row["bucket"]: (
+            f"{row['bucket']}: step-0 loss {row['from']:.3g} to {row['to']:.3g}",
+            BUCKETS[row["bucket"]],
         )
-        for line in table.to_dict("records")
+        for row in table.to_dict("records")
     }
-    draw_bars(ax, gains.assign(step=range(1, len(gains) + 1)), "step", shown)
+    draw_bars(ax, gains.assign(step=range(1, len(gains) + 1)), "step", columns)
     ax.axhline(0, color=GREY, linewidth=0.8)
     finish(ax, "step i", "CE$_{i-1}$ - CE$_i$ (nats per token)", whole=True)
     return figure
@@ -588,11 +590,11 @@ def sweep_figure(tables: Tables) -> Any:
     table = tables["sweep"]
     figure, axes = panels(10, 3.8, 2, sharey=True)
     for ax, name in zip(axes, ("easy", "hard"), strict=True):
-        chosen = table[table["bucket"] == name]
-        draw_lines(ax, chosen, "mean_steps", {"loss_change": (None, BUCKETS[name])})
-        for line in chosen.to_dict("records"):
-            point = line["mean_steps"], line["loss_change"]
-            ax.annotate(f"{line['alpha']:g}", point, (3, 3), textcoords="offset points", size=7)
+        rows = table[table["bucket"] == name]
+        draw_lines(ax, rows, "mean_steps", {"loss_change": (None, BUCKETS[name])})
+        for row in rows.to_dict("records"):
+            point = row["mean_steps"], row["loss_change"]
+            ax.annotate(f"{row['alpha']:g}", point, (3, 3), textcoords="offset points", size=7)
         ax.axhline(0, color=GREY, linewidth=0.8)
         ax.set_title(f"{name} tokens; numbers are alpha", fontsize=10)
         finish(ax, "mean executed steps of these tokens")

@@ -138,28 +138,28 @@ def collect_thoughts(
     predicted: Sequence[RowThinking],
     gold: Sequence[RowThinking] | None,
     tokenizer: Any,
-    shown: int,
+    max_shown: int,
 ) -> None:
     """Adds the queries of a batch, without padding rows.
 
     ``queries`` has one row per query, ``chunks`` one row per chunk (see ``query_tables``),
-    and ``shown`` one row per printed query, see ``written_out``.
+    and ``max_shown`` one row per printed query, see ``written_out``.
 
     ``gold`` thoughts have the same chunks as the ``predicted`` ones, and are None if the model
-    records none. Up to ``shown`` queries in total are printed, or none without a tokenizer.
+    records none. Up to ``max_shown`` queries in total are printed, or none without a tokenizer.
     """
     for row, thinking in enumerate(predicted):
         if not bool((batch["targets"][row] >= 0).any()):
             continue
         ids = batch["query"][row, : int(batch["query_lengths"][row])].tolist()
         has_gold = gold is not None and bool(batch["step_lengths"][row].any())
-        theirs = gold[row].within(ids).thoughts if has_gold and gold is not None else None
-        mine = thinking.within(ids)
-        query, chunk_lines = query_tables(mine, theirs, int(batch["group"][row]))
+        gold_thoughts = gold[row].within(ids).thoughts if has_gold and gold is not None else None
+        trace = thinking.within(ids)
+        query, chunk_lines = query_tables(trace, gold_thoughts, int(batch["group"][row]))
         findings.add("queries", [query])
         findings.add("chunks", chunk_lines)
-        if tokenizer is not None and len(findings["shown"]) < shown:
-            findings.add("shown", [written_out(tokenizer, ids, mine.thoughts, theirs)])
+        if tokenizer is not None and len(findings["shown"]) < max_shown:
+            findings.add("shown", [written_out(tokenizer, ids, trace.thoughts, gold_thoughts)])
 
 
 def query_tables(
@@ -177,27 +177,27 @@ def query_tables(
     ``gold`` is None if the data have no steps; ``group`` is a property of the query, e.g. its
     number of operations.
     """
-    lines, order, first_wrong = [], 0, math.nan
-    for chunk, (mine, theirs) in enumerate(
+    rows, order, first_wrong = [], 0, math.nan
+    for chunk, (thought, gold_thought) in enumerate(
         zip(predicted.thoughts, predicted.thoughts if gold is None else gold, strict=True)
     ):
-        right = mine.tokens == theirs.tokens
-        order += bool(theirs.tokens)
+        right = thought.tokens == gold_thought.tokens
+        order += bool(gold_thought.tokens)
         first_wrong = chunk if not right and math.isnan(first_wrong) else first_wrong
-        lines.append(
+        rows.append(
             {
                 "group": group,
                 "chunk": chunk,
                 "known": gold is not None,
-                "trivial": not mine.tokens,
-                "gold_trivial": not theirs.tokens,
+                "trivial": not thought.tokens,
+                "gold_trivial": not gold_thought.tokens,
                 "right": right,
-                "order": order if theirs.tokens else 0,
-                "length": len(mine.tokens),
+                "order": order if gold_thought.tokens else 0,
+                "length": len(thought.tokens),
             }
         )
     query = {"group": group, "rounds": predicted.rounds, "known": gold is not None}
-    return query | {"nontrivial": predicted.nontrivial, "first_wrong": float(first_wrong)}, lines
+    return query | {"nontrivial": predicted.nontrivial, "first_wrong": float(first_wrong)}, rows
 
 
 def written_out(
@@ -214,16 +214,18 @@ def written_out(
     """
     parts = parts_of(tokenizer, ids, [thought.end for thought in predicted])
     marks = []
-    for mine, theirs in zip(predicted, predicted if gold is None else gold, strict=True):
-        thought, wanted = (
+    for model_thought, gold_thought in zip(
+        predicted, predicted if gold is None else gold, strict=True
+    ):
+        thought, gold_text = (
             thought_text(tokenizer, row.tokens) if row.tokens else "nothing"
-            for row in (mine, theirs)
+            for row in (model_thought, gold_thought)
         )
-        right = mine.tokens == theirs.tokens
-        if right and not mine.tokens:
+        right = model_thought.tokens == gold_thought.tokens
+        if right and not model_thought.tokens:
             marks.append("")
         else:
-            marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {wanted}]")
+            marks.append(f"[T: {thought}]" if right else f"[T: {thought} | not {gold_text}]")
     return {
         "text": "".join(map(insert, parts, [*marks, ""])).strip(),
         "parts": parts,
@@ -289,8 +291,8 @@ def thoughts(chunk_lines: pd.DataFrame) -> pd.DataFrame:
     The columns are ``rows``, the number of such thoughts, and ``accuracy``, the share that the
     model has in the same chunk.
     """
-    lines = chunk_lines[chunk_lines["known"] & (chunk_lines["order"] > 0)]
-    grouped = lines.groupby("order")["right"]
+    rows = chunk_lines[chunk_lines["known"] & (chunk_lines["order"] > 0)]
+    grouped = rows.groupby("order")["right"]
     table = pd.DataFrame({"rows": grouped.size(), "accuracy": grouped.mean()})
     return table.rename_axis("thought").reset_index()
 
@@ -308,12 +310,12 @@ def rounds(queries: pd.DataFrame) -> pd.DataFrame:
 
 def groups(queries: pd.DataFrame, chunk_lines: pd.DataFrame) -> pd.DataFrame:
     """Returns a table with one row per group of queries: ``rows`` and values of ``summary``."""
-    lines = []
+    rows = []
     for group, part in queries.groupby("group"):
         values = summary(part, chunk_lines[chunk_lines["group"] == group])
         names = ("accuracy", "accuracy_nontrivial", "all_right", "rounds", "nontrivial")
-        lines.append({"group": group, "rows": len(part), **{name: values[name] for name in names}})
-    return pd.DataFrame(lines)
+        rows.append({"group": group, "rows": len(part), **{name: values[name] for name in names}})
+    return pd.DataFrame(rows)
 
 
 # ---- the report
@@ -336,11 +338,11 @@ def thought_report(
         "rounds": rounds(queries),
         "groups": by_group if len(by_group) > 1 else by_group[:0],
     }
-    shown = findings["shown"][:shown_rows]
+    examples = findings["shown"][:shown_rows]
     texts, markdown = {}, {}
-    if len(shown):
-        texts["text.txt"] = "\n\n".join(shown["text"]) + "\n"
-        markdown["thought_trace"] = "\n\n---\n\n".join(map(_verbatim, shown["text"]))
+    if len(examples):
+        texts["text.txt"] = "\n\n".join(examples["text"]) + "\n"
+        markdown["thought_trace"] = "\n\n---\n\n".join(map(_verbatim, examples["text"]))
     values = summary(queries, chunk_lines)
     return AnalysisReport(
         scalars={f"thoughts/{name}": value for name, value in values.items()},
@@ -361,9 +363,9 @@ def text_figure(tables: Tables) -> Any:
     figure, (ax,) = panels(9, 1.2 + 0.28 * len(table), 1)
     rows = range(len(table))
     ax.barh(rows, table["length"], 0.7, color=BLUE)
-    for y, line in zip(rows, table.to_dict("records"), strict=True):
-        text = f" {line['thought']}" if line["thought"] else " nothing"
-        ax.text(line["length"], y, text, va="center", fontsize=7, parse_math=False)
+    for y, row in zip(rows, table.to_dict("records"), strict=True):
+        text = f" {row['thought']}" if row["thought"] else " nothing"
+        ax.text(row["length"], y, text, va="center", fontsize=7, parse_math=False)
     labels = [text.replace("\n", " ").strip() for text in table["text"]]
     ax.set_yticks(rows, labels, parse_math=False)
     ax.invert_yaxis()
@@ -377,8 +379,8 @@ def chunks_figure(tables: Tables) -> Any:
     table = tables["chunks"]
     figure, (accuracy, trivial, wrong) = panels(12, 3.6, 3)
     draw_lines(accuracy, table, "chunk", {"accuracy": (None, BLUE)})
-    shown = {"trivial": ("model", BLUE), "gold_trivial": ("gold", GREY)}
-    draw_lines(trivial, table, "chunk", shown)
+    columns = {"trivial": ("model", BLUE), "gold_trivial": ("gold", GREY)}
+    draw_lines(trivial, table, "chunk", columns)
     draw_bars(wrong, table, "chunk", {"first_wrong_share": (None, ORANGE)})
     rest = 1 - table["first_wrong_share"].sum()
     wrong.set_title(f"{rest:.1%} of the queries have none", fontsize=10)
@@ -417,8 +419,11 @@ def groups_figure(tables: Tables, name: str = "group") -> Any:
     """Draws accuracy and rounds by group; ``name`` is the property that groups queries."""
     table = tables["groups"]
     figure, (accuracy, passes) = panels(9, 3.6, 2)
-    shown = {"accuracy_nontrivial": ("gold thoughts", BLUE), "all_right": ("whole queries", ORANGE)}
-    draw_lines(accuracy, table, "group", shown)
+    columns = {
+        "accuracy_nontrivial": ("gold thoughts", BLUE),
+        "all_right": ("whole queries", ORANGE),
+    }
+    draw_lines(accuracy, table, "group", columns)
     accuracy.set_ylim(-0.03, 1.03)
     draw_lines(passes, table, "group", {"rounds": ("rounds", BLUE)})
     draw_lines(passes, table, "group", {"nontrivial": ("thoughts", GREY)}, "o--")

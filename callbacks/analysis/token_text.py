@@ -17,7 +17,7 @@ LABEL_CHARACTERS = 10
 def pieces(tokenizer: Any, ids: Iterable[int], *, begins: bool = True) -> list[str]:
     """Returns the text of each token of a sequence; without marks, they concatenate to its text.
 
-    A character of several tokens, as in byte-level vocabularies, is the text of the last of them;
+    A character that spans several tokens, as in byte-level vocabularies, belongs to the last one;
     the others are ``PART``.
 
     Args:

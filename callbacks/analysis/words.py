@@ -1,4 +1,4 @@
-"""Steps of tokens within and at the end of words of several tokens (Table 4 of PonderLM-3).
+"""Steps of tokens inside and at the end of multi-token words (Table 4 of PonderLM-3).
 
 The paper is arXiv 2603.02023; ``StepAllocation`` reports it.
 """
@@ -16,18 +16,18 @@ from callbacks.analysis.report import BLUE, GREY, Tables, draw_bars, finish, pan
 from callbacks.analysis.token_text import PART
 
 ELSEWHERE, INTERNAL, FINAL = range(3)
-"""Not in a word of several tokens; within such a word; its last token."""
+"""Not in a multi-token word; inside one, before its last token; its last token."""
 PLACES = {"internal": INTERNAL, "final": FINAL}
 
 
 def word_places(texts: Sequence[str]) -> np.ndarray:
-    """Returns the position of each token in words of several tokens, int8 (T,) (Table 4).
+    """Returns the position of each token in multi-token words, int8 (T,) (Table 4).
 
     The last token of a row is ``ELSEWHERE``, as its word may continue.
 
     NOTE(paper): Table 4 does not define its compound words. Here a word is a run of letters, and a
-    token belongs to the same word as the token before it if it begins with a letter and that one
-    ends with a letter; combining marks count as letters. So white space, digits, punctuation
+    token belongs to the same word as the previous token if it begins with a letter and the previous
+    one ends with a letter; combining marks count as letters. So whitespace, digits, punctuation
     (hyphens and apostrophes too) and the end of a document separate words, and a text without
     spaces is one word up to its next mark. If several tokens share a character, as bytes do,
     each counts as that character.
@@ -35,18 +35,20 @@ def word_places(texts: Sequence[str]) -> np.ndarray:
     ``texts`` come from ``token_text.pieces`` and are empty for tokens without text.
     """
     texts = _with_characters(texts)
-    goes_on = [_is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)]
+    continues = [
+        _is_letter(before[-1:]) and _is_letter(text[:1]) for before, text in pairwise(texts)
+    ]
     positions = np.full(len(texts), ELSEWHERE, dtype=np.int8)
-    for i, inside in enumerate(goes_on):
+    for i, inside in enumerate(continues):
         if inside:
             positions[i] = INTERNAL
-        elif i and goes_on[i - 1]:
+        elif i and continues[i - 1]:
             positions[i] = FINAL
     return positions
 
 
 def _with_characters(texts: Sequence[str]) -> list[str]:
-    """Replaces ``PART`` by the character that the token is part of."""
+    """Replaces ``PART`` with the character that the token is part of."""
     result: list[str] = []
     character = ""
     for text in reversed(texts):
@@ -67,10 +69,10 @@ def by_place(table: pd.DataFrame) -> dict[str, pd.Series]:
     return {name: table.loc[table["place"] == code, "executed"] for name, code in PLACES.items()}
 
 
-def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
+def words(table: pd.DataFrame, max_steps: int) -> pd.DataFrame:
     """Returns a table with one row per number of executed steps (Table 4); empty without words.
 
-    ``internal`` counts tokens within words of several tokens, ``final`` tokens that end such words,
+    ``internal`` counts tokens inside multi-token words, and ``final`` tokens that end such words,
     see ``word_places``; ``..._share`` is the share of all such tokens.
 
     ``table`` comes from ``collect_tokens``.
@@ -78,7 +80,7 @@ def words(table: pd.DataFrame, most: int) -> pd.DataFrame:
     executed = by_place(table)
     if not any(map(len, executed.values())):
         return pd.DataFrame()
-    counts = pd.DataFrame({"steps": range(most + 1)})
+    counts = pd.DataFrame({"steps": range(max_steps + 1)})
     for name, values in executed.items():
         counts[name] = values.value_counts().reindex(counts["steps"], fill_value=0).to_numpy()
         counts[f"{name}_share"] = counts[name] / (len(values) or math.nan)
@@ -90,11 +92,11 @@ def words_figure(tables: Tables) -> Any:
     table = tables["words"]
     figure, (ax,) = panels(5.6, 3.6, 1)
     names = {"internal": ("within a word", GREY), "final": ("end of a word", BLUE)}
-    shown = {
+    columns = {
         f"{name}_share": (f"{label} ({table[name].sum()} tokens)", color)
         for name, (label, color) in names.items()
     }
-    draw_bars(ax, table, "steps", shown)
+    draw_bars(ax, table, "steps", columns)
     ax.set_ylim(0, 1.25)  # room for the legend
     finish(ax, "executed additional steps", "share of such tokens", whole=True)
     return figure

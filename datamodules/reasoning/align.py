@@ -83,10 +83,10 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
         type=str | list[str] | None,
         default=None,
         help="Problems: jsonl in GSM8K's format or txt in GSM8K-Aug's, paths or globs (null reads "
-        "the training problems of the data set on the hub).",
+        "the training problems of the dataset on the hub).",
     )
     parser.add_argument(
-        "--dataset", type=GSM8KName, default=REPOSITORY, help="Data set on the hub, without files."
+        "--dataset", type=GSM8KName, default=REPOSITORY, help="Dataset on the hub, without files."
     )
     parser.add_argument(
         "--output",
@@ -100,7 +100,7 @@ def _command(description: str, *, output_needed: bool) -> ArgumentParser:
 
 def _by_rule(settings: Namespace) -> None:
     output = None if settings.output is None else _writable(settings.output)
-    placing = PlacementRule(at=settings.at, last_at_end=settings.last_at_end)
+    rule = PlacementRule(at=settings.at, last_at_end=settings.last_at_end)
     counts: Counter[str] = Counter()
     lines = []
     for problem in tqdm(_problems(settings), unit=" problems", disable=None):
@@ -108,7 +108,7 @@ def _by_rule(settings: Namespace) -> None:
         if not problem.equations:
             counts["problems without steps"] += 1
             continue
-        placed = placing(problem.question, problem.equations)
+        placed = rule(problem.question, problem.equations)
         counts.update(counts_of(placed))
         example = Example(problem.question, problem.equations, placed.markers, problem.answer)
         row = {"query": example.marked(), "thinking": list(problem.equations)}

@@ -52,8 +52,8 @@ class ReasoningSource(RowSource):
         eos_id: Token after answers and in padding.
         start_id: Token before queries, BOS or EOS.
         counter: Counts the model's normalisers in a batch. Defaults to the number of targets.
-        epoch_batches: Batches per rank and epoch, the unit of ``epochs``. If None, batches have no
-            ``epochs``.
+        epoch_batches: Number of batches per rank and epoch, the unit of ``epochs``. If None,
+            batches have no ``epochs``.
         **rows: See `RowSource`.
     """
 
@@ -96,8 +96,8 @@ class ReasoningSource(RowSource):
         if self._counter is not None:
             counted = self._counter(self._built(n, rows))
             return {name: float(count) for name, count in counted.items()}
-        which = self._order.examples(rows)
-        _, answers = self._examples.answers(which[which >= 0])
+        indices = self._order.examples(rows)
+        _, answers = self._examples.answers(indices[indices >= 0])
         return {"targets": float((answers + 1).sum())}
 
     def batch(self, n: int) -> Batch:
@@ -119,18 +119,18 @@ class ReasoningSource(RowSource):
 
 
 def reasoning_batch(
-    examples: Examples, which: np.ndarray, rows: np.ndarray, *, eos_id: int, start_id: int
+    examples: Examples, example_ids: np.ndarray, rows: np.ndarray, *, eos_id: int, start_id: int
 ) -> Batch:
     """Returns the batch dict of examples; see the module's docstring for its keys.
 
     Args:
         examples: Examples of one split, at least one.
-        which: Index of each row's example (B,), or -1 for none.
+        example_ids: Index of each row's example (B,), or -1 for none.
         rows: Index of each row (B,), its ``sequence_id``.
         eos_id: Token after answers and in padding.
         start_id: Token before queries, BOS or EOS.
     """
-    real, indices = which >= 0, which.clip(min=0)
+    real, indices = example_ids >= 0, example_ids.clip(min=0)
     query, query_lengths = _queries(examples, indices, real, eos_id, start_id)
     starts, lengths = examples.answers(indices)
     lengths = np.where(real, lengths + 1, 0)  # plus the EOS stored after it
@@ -156,7 +156,7 @@ def _queries(
     """Returns queries that begin with BOS or EOS (B, Q), and their lengths (B,)."""
     starts, lengths = examples.queries(indices)
     lengths = np.where(real, lengths, 0)
-    query = _padded(examples, starts, lengths, eos_id, least=0)
+    query = _padded(examples, starts, lengths, eos_id, min_width=0)
     return np.pad(query, ((0, 0), (1, 0)), constant_values=start_id), lengths + 1
 
 
@@ -167,28 +167,28 @@ def _steps(
     counts = np.where(real, examples.num_steps(indices), 0)
     order = np.arange(max(1, counts.max()))
     is_step = order < counts[:, None]  # (B, R)
-    starts, lengths, places = (np.zeros(is_step.shape, dtype=np.int64) for _ in range(3))
+    starts, lengths, positions = (np.zeros(is_step.shape, dtype=np.int64) for _ in range(3))
     row, step = np.nonzero(is_step)  # (S,) each, in row-major order as `is_step` selects
-    starts[is_step], lengths[is_step], places[is_step] = examples.steps(indices[row], step)
+    starts[is_step], lengths[is_step], positions[is_step] = examples.steps(indices[row], step)
     return {
         "steps": torch.from_numpy(_padded(examples, starts, lengths, eos_id)),
         "step_lengths": torch.from_numpy(lengths),
-        "step_places": torch.from_numpy(np.where(is_step, places, -1)),
+        "step_places": torch.from_numpy(np.where(is_step, positions, -1)),
     }
 
 
 def _padded(
-    examples: Examples, starts: np.ndarray, lengths: np.ndarray, fill: int, least: int = 1
+    examples: Examples, starts: np.ndarray, lengths: np.ndarray, fill: int, min_width: int = 1
 ) -> np.ndarray:
-    """Gathers texts (..., N) of the stream, int64, padded to the longest or `least` tokens."""
-    positions, inside = _positions(starts, lengths, least)
+    """Gathers texts (..., N) of the stream, int64, padded to the longest or `min_width` tokens."""
+    positions, inside = _positions(starts, lengths, min_width)
     return np.where(inside, examples.stream.gather(positions), fill)
 
 
 def _positions(
-    starts: np.ndarray, lengths: np.ndarray, least: int = 1
+    starts: np.ndarray, lengths: np.ndarray, min_width: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns stream positions of the texts' tokens (..., N), and a mask of the real ones."""
-    offsets = np.arange(max(least, lengths.max()))
+    offsets = np.arange(max(min_width, lengths.max()))
     inside = offsets < lengths[..., None]
     return np.where(inside, starts[..., None] + offsets, 0), inside

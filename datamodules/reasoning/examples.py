@@ -58,8 +58,8 @@ class Example:
             raise ValueError(f"the query, the answer or a step is empty: {self}")
         if len(self.steps) != len(self.markers):
             raise ValueError(f"{len(self.steps)} steps have {len(self.markers)} markers")
-        places = (0, *self.markers, len(self.query))
-        if any(before > after for before, after in pairwise(places)):
+        positions = (0, *self.markers, len(self.query))
+        if any(before > after for before, after in pairwise(positions)):
             raise ValueError(f"markers={self.markers} are not in order within the query")
 
     @classmethod
@@ -120,8 +120,8 @@ def align(query: str, markers: Sequence[int], sizes: np.ndarray) -> Alignment:
         sizes: UTF-8 bytes of each token of the query, without EOS; they sum to the text's size.
     """
     first_choice = marker_tokens(query, markers, sizes)
-    places = spread(first_choice, last=len(sizes))
-    return Alignment(places, places - first_choice)
+    positions = spread(first_choice, last=len(sizes))
+    return Alignment(positions, positions - first_choice)
 
 
 def marker_tokens(query: str, markers: Sequence[int], sizes: np.ndarray) -> np.ndarray:
@@ -191,14 +191,14 @@ class EncodedExample:
 
     def without_steps(self) -> "EncodedExample":
         """Returns the example with only its query and answer."""
-        nothing = np.empty(0, dtype=np.int64)
+        empty = np.empty(0, dtype=np.int64)
         ends = slice(None, None, len(self.texts) - 1)
         return replace(
             self,
             texts=self.texts[ends],
             token_sizes=self.token_sizes[ends],
             sizes=self.sizes[ends],
-            alignment=Alignment(nothing, nothing),
+            alignment=Alignment(empty, empty),
         )
 
     def row_length(self, wording: FixedTokens) -> int:
@@ -217,8 +217,8 @@ def encode_examples(
 
 
 def _encode_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> list[EncodedExample]:
-    given = [(one.query, *one.steps, one.answer) for one in examples]
-    clean = [[as_utf8(text) for text in texts] for texts in given]
+    segments = [(item.query, *item.steps, item.answer) for item in examples]
+    clean = [[as_utf8(text) for text in texts] for texts in segments]
     queries = tokenizer.encode_measured([texts[0][0] for texts in clean])
     rest = iter(tokenizer.measure_continuations([t for texts in clean for t, _ in texts[1:]]))
     encoded = []

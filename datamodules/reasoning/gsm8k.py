@@ -219,10 +219,10 @@ class ReasoningGSM8K(ReasoningDataModule):
     NOTE(paper): results lose their thousands separators, which comparisons of answers ignore.
 
     Args:
-        dataset: Data set on the hub, if there are no data_files: openai/gsm8k, or GSM8K-Aug as
+        dataset: Dataset on the hub, if there are no data_files: openai/gsm8k, or GSM8K-Aug as
             whynlp/gsm8k-aug (385,620 training problems, whose steps are equations) or
             whynlp/gsm8k-aug-nl (steps in words).
-        revision: Commit, branch or tag of the data set on the hub. Null uses the newest commit.
+        revision: Commit, branch or tag of the dataset on the hub. Null uses the newest commit.
         data_files: Training problems: one path or glob, or a list of them. Null reads all splits
             from the hub.
         val_files: Validation problems. Null holds out val_fraction of the training problems.

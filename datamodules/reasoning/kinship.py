@@ -210,9 +210,9 @@ class Draws:
         """Returns an integer in [0, n)."""
         return int(self._random.random() * n)
 
-    def between(self, least: int, most: int) -> int:
-        """Returns an integer in [least, most]."""
-        return least + self.below(most - least + 1)
+    def between(self, low: int, high: int) -> int:
+        """Returns an integer in [low, high]."""
+        return low + self.below(high - low + 1)
 
     def chance(self, probability: float) -> bool:
         """Returns True with that probability."""
@@ -311,9 +311,9 @@ def family(seed: int, index: int) -> Family:
         """Adds a married couple."""
         return grown.marry(grown.add("male"), grown.add("female"))
 
-    def children(a: int, b: int, least: int, most: int) -> list[int]:
-        """Adds `least` to `most` children of a couple."""
-        count = draws.between(least, most)
+    def children(a: int, b: int, low: int, high: int) -> list[int]:
+        """Adds `low` to `high` children of a couple."""
+        count = draws.between(low, high)
         return [grown.beget(a, b, draws.pick(GENDERS)) for _ in range(count)]
 
     def spouse_of(person: int) -> int:
@@ -327,12 +327,12 @@ def family(seed: int, index: int) -> Family:
         return spouse
 
     generation = children(*couple(), 4, 6)
-    for married, most in ((0.8, 5), (0.5, 4)):
+    for married, high in ((0.8, 5), (0.5, 4)):
         generation = [
             child
             for person in generation
             if draws.chance(married)
-            for child in children(*grown.marry(person, spouse_of(person)), 1, most)
+            for child in children(*grown.marry(person, spouse_of(person)), 1, high)
         ]
     return grown
 
@@ -434,13 +434,13 @@ def _longer(genealogy: Family, facts: list[Fact], draws: Draws) -> list[Fact] | 
     used = people_of(facts)
     for i in draws.shuffled(range(len(facts))):
         a, b, _ = facts[i]
-        ways = [
+        options = [
             (Fact(a, c, relation), Fact(c, b, genealogy.kin[c][b]))
             for c, relation in genealogy.kin[a].items()
             if c not in used and (relation, genealogy.relation(c, b)) in COMPOSITION
         ]
-        if ways:
-            return [*facts[:i], *draws.pick(ways), *facts[i + 1 :]]
+        if options:
+            return [*facts[:i], *draws.pick(options), *facts[i + 1 :]]
     return None
 
 

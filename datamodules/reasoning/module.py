@@ -61,14 +61,14 @@ class FileSplits:
         self._patterns, self._check = patterns, check
         self._fractions: dict[Split, float] = {"val": val_fraction, "test": test_fraction}
         self.has_files = patterns["train"] is not None
-        named = [FILE_KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
-        if named and not self.has_files:
+        keys = [FILE_KEYS[split] for split in SPLITS[1:] if patterns[split] is not None]
+        if keys and not self.has_files:
             raise ValueError(
-                f"{' and '.join(named)} name files, but data_files is null. Set data.data_files "
+                f"{' and '.join(keys)} name files, but data_files is null. Set data.data_files "
                 "too: either all splits come from files or none does."
             )
         named_splits = {split for split in SPLITS if patterns[split] is not None}
-        self._own = named_splits if self.has_files else set(published)
+        self._separate = named_splits if self.has_files else set(published)
 
     @cached_property
     def files(self) -> dict[Split, list[Path]]:
@@ -83,7 +83,7 @@ class FileSplits:
     def shares(self) -> dict[str, float]:
         """Held-out shares of the training rows."""
         return {
-            f"{split}_fraction": 0.0 if split in self._own else fraction
+            f"{split}_fraction": 0.0 if split in self._separate else fraction
             for split, fraction in self._fractions.items()
         }
 
@@ -96,7 +96,7 @@ class FileSplits:
 
     def expects(self, split: Split) -> bool:
         """Returns whether a split must have rows."""
-        return split == "train" or split in self._own or self._fractions[split] > 0
+        return split == "train" or split in self._separate or self._fractions[split] > 0
 
     def how_to_get(self, split: Split) -> str:
         """Returns the remedy for an empty split, for messages."""
@@ -112,7 +112,7 @@ class FileSplits:
             split: Split to read.
             read: Yields the rows of a separate source, in an order that never changes.
         """
-        if split != "train" and split in self._own:
+        if split != "train" and split in self._separate:
             yield from read(split)
             return
         for index, row in enumerate(read("train")):
@@ -212,7 +212,7 @@ class ReasoningDataModule(LanguageDataModule):
         return REMOVE_REPEATS
 
     def is_right(self, text: str, answer: str) -> bool:
-        """Returns whether a generated answer is correct, ignoring surrounding white space.
+        """Returns whether a generated answer is correct, ignoring surrounding whitespace.
 
         Args:
             text: Text that a model generated after the answer prefix.
@@ -298,9 +298,9 @@ class ReasoningDataModule(LanguageDataModule):
     def _check_reports(self, reports: Reports) -> None:
         for split in SPLITS:
             if self.expects(split) and not reports[split][KEPT]:
-                why = why_empty(split, reports[split], self._spec.name)
+                reason = why_empty(split, reports[split], self._spec.name)
                 none = f"The {split} split has no examples. {self.how_to_get(split)}"
-                raise ValueError(none if why is None else why)
+                raise ValueError(none if reason is None else reason)
 
     def setup(self, stage: str | None = None) -> None:
         """Opens the store.

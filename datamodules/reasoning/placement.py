@@ -120,14 +120,14 @@ class NumberMention:
     stated: bool = True
 
 
-def number(written: str) -> Fraction:
+def parse_digits(digits: str) -> Fraction:
     """Returns the exact value of digits, as in "1,200.50" and ".5"."""
-    return Fraction(written.replace(",", ""))
+    return Fraction(digits.replace(",", ""))
 
 
 def mentions_of(text: str) -> list[NumberMention]:
     """Returns all numbers that a text mentions, in order; several may end at one position."""
-    mentions = [*_numbers(text), *_words(text)]
+    mentions = [*_numbers(text), *_number_words(text)]
     unique = dict.fromkeys(sorted(mentions, key=lambda m: (m.end, not m.stated, m.value)))
     return list(unique)
 
@@ -135,7 +135,7 @@ def mentions_of(text: str) -> list[NumberMention]:
 def _numbers(text: str) -> Iterator[NumberMention]:
     for match in _NUMBER.finditer(text):
         spelled = (match["words"] or "").lower()
-        value = _cardinal(spelled) if spelled else number(match["digits"])
+        value = _cardinal(spelled) if spelled else parse_digits(match["digits"])
         following = _FOLLOWING.match(text, match.end())
         if match["percent"]:
             yield from _percent(value, match.end())
@@ -143,8 +143,8 @@ def _numbers(text: str) -> Iterator[NumberMention]:
             yield from (NumberMention(v, match.end()) for v in (value, value / 100))
         elif spelled != "a":
             yield NumberMention(value, match.end("words" if spelled else "digits"))
-        if match["below"] and number(match["below"]):
-            yield from _fraction(value, number(match["below"]), match.end())
+        if match["below"] and parse_digits(match["below"]):
+            yield from _fraction(value, parse_digits(match["below"]), match.end())
         if following is not None:
             yield from _composed(value, following)
 
@@ -185,7 +185,7 @@ def _percent(value: Fraction, end: int) -> Iterator[NumberMention]:
         yield NumberMention(implied, end, stated=False)
 
 
-def _words(text: str) -> Iterator[NumberMention]:
+def _number_words(text: str) -> Iterator[NumberMention]:
     """Yields the numbers that single words state and imply."""
     for match in _WORD.finditer(text):
         word = match[0].lower()
@@ -255,13 +255,13 @@ def counts_of(placed: StepPlacement) -> dict[str, int]:
 
 def operands(equation: str) -> list[Fraction]:
     """Returns the numbers before the last "=" of an equation, in order and with repeats."""
-    return [number(digits) for digits in _OPERAND.findall(_sides(equation)[0])]
+    return [parse_digits(digits) for digits in _OPERAND.findall(_sides(equation)[0])]
 
 
 def result(equation: str) -> Fraction | None:
     """Returns the number after the last "=" of an equation, or None unless there is exactly one."""
     digits = _OPERAND.findall(_sides(equation)[1])
-    return number(digits[0]) if len(digits) == 1 else None
+    return parse_digits(digits[0]) if len(digits) == 1 else None
 
 
 def _sides(equation: str) -> tuple[str, str]:

@@ -64,7 +64,7 @@ Reports = dict[Split, Counter[str]]
 def format_reports(reports: Mapping[Split, Mapping[str, int]]) -> str:
     """Formats the counts of all non-empty splits in one line."""
     parts = [
-        f"{split}: " + ", ".join(f"{count} {what}" for what, count in report.items() if count)
+        f"{split}: " + ", ".join(f"{count} {reason}" for reason, count in report.items() if count)
         for split, report in reports.items()
         if report.get(READ)
     ]
@@ -220,17 +220,17 @@ class Examples:
 
     def mean_query_and_answer(self) -> float:
         """Returns the mean length of a query and its answer, with an EOS each."""
-        everything = np.arange(len(self))
-        (_, queries), (_, answers) = self.queries(everything), self.answers(everything)
+        indices = np.arange(len(self))
+        (_, queries), (_, answers) = self.queries(indices), self.answers(indices)
         return float((queries + answers + 2).mean())
 
     def row_lengths(self, wording: FixedTokens) -> np.ndarray:
         """Returns the length of each row (N,), int64; see `EncodedExample.row_length`."""
-        everything = np.arange(len(self))
-        if not len(everything):
+        indices = np.arange(len(self))
+        if not len(indices):
             return np.empty(0, dtype=np.int64)
         first, last = self._firsts[:-1], self._firsts[1:] - 1
-        steps = self.num_steps(everything)
+        steps = self.num_steps(indices)
         stored = self.stream.ends(last) - self.stream.starts(first)  # with an EOS after each text
         texts = stored - (steps + 2) + steps * len(wording.step_separator)
         return np.asarray(1 + texts + len(wording.answer_prefix) + 1)
@@ -244,8 +244,8 @@ class Examples:
             chunk_size: Number of tokens per chunk (c).
         """
         examples, _ = self._all_steps()
-        places = self._before_end(examples)
-        crosses = places // chunk_size != (places - self._shifts) // chunk_size
+        positions = self._before_end(examples)
+        crosses = positions // chunk_size != (positions - self._shifts) // chunk_size
         return len(np.unique(examples[crosses]))
 
     def longest_thought(self, chunk_size: int) -> int:
@@ -275,9 +275,9 @@ class Examples:
 
     def _all_steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the example of each step and the step's index in it, both (S,)."""
-        everything = np.arange(len(self))
-        counts = self.num_steps(everything)
-        examples = np.repeat(everything, counts)
+        indices = np.arange(len(self))
+        counts = self.num_steps(indices)
+        examples = np.repeat(indices, counts)
         return examples, np.arange(len(examples)) - (np.cumsum(counts) - counts)[examples]
 
     def _before_end(self, examples: np.ndarray) -> np.ndarray:
@@ -384,20 +384,24 @@ class _Writer:
     def write(self, split: Split, examples: Iterable[Example]) -> None:
         """Writes a split."""
         firsts, groups, longest = [0], [], 0
-        places, shifts = [np.empty(0, INDEX)], [np.empty(0, INDEX)]
+        positions, shifts = [np.empty(0, INDEX)], [np.empty(0, INDEX)]
         bar = tqdm(examples, desc=f"tokenising {split}", unit=" examples", disable=None)
         for batch in encode_examples(bar, self._tokenizer):
-            kept = [one for one in (self._sifted(split, one) for one in batch) if one is not None]
+            kept = [
+                example
+                for example in (self._sifted(split, example) for example in batch)
+                if example is not None
+            ]
             if kept:
                 self._section.add(_as_chunk(split, kept, self._tokenizer))
-            for one in kept:
-                assert one.alignment is not None
-                firsts.append(firsts[-1] + len(one.texts))
-                groups.append(one.group)
-                places.append(one.alignment.places)
-                shifts.append(one.alignment.shifts)
-                longest = max(longest, one.row_length(self._wording))
-        steps = [np.concatenate(parts) for parts in (places, shifts)]
+            for example in kept:
+                assert example.alignment is not None
+                firsts.append(firsts[-1] + len(example.texts))
+                groups.append(example.group)
+                positions.append(example.alignment.places)
+                shifts.append(example.alignment.shifts)
+                longest = max(longest, example.row_length(self._wording))
+        steps = [np.concatenate(parts) for parts in (positions, shifts)]
         for name, values in zip(ARRAYS, (firsts, groups, *steps), strict=True):
             # not tofile, whose error does not report a full disk
             content = np.asarray(values, dtype=INDEX).tobytes()
@@ -409,7 +413,7 @@ class _Writer:
 
         Only training examples are left out; accuracies on the others must stay comparable.
         """
-        report, most = self.reports[split], self._max_length
+        report, max_length = self.reports[split], self._max_length
         training = split == "train"
         report[READ] += 1
         if example.alignment is None:
@@ -417,7 +421,7 @@ class _Writer:
             if training:
                 return None
             example = example.without_steps()
-        if training and most is not None and example.row_length(self._wording) > most:
+        if training and max_length is not None and example.row_length(self._wording) > max_length:
             report[TOO_LONG] += 1
             return None
         assert example.alignment is not None
@@ -451,16 +455,18 @@ def _as_chunk(
     split: Split, examples: Sequence[EncodedExample], tokenizer: Tokenizer
 ) -> EncodedChunk:
     """Returns the texts of examples as the documents of a chunk."""
-    texts = [text for one in examples for text in one.texts]
+    texts = [text for example in examples for text in example.texts]
     end = np.array([tokenizer.eos_id])
     tokens = np.concatenate([part for text in texts for part in (text, end)])
     covered = None
     if not tokenizer.exact_bytes:
-        sizes = [part for one in examples for text in one.token_sizes for part in (text, end * 0)]
+        sizes = [
+            part for example in examples for text in example.token_sizes for part in (text, end * 0)
+        ]
         covered = np.concatenate(sizes).astype(SIZE)
     return EncodedChunk(
         splits=[split] * len(texts),
-        sizes=np.array([size for one in examples for size in one.sizes], dtype=INDEX),
+        sizes=np.array([size for example in examples for size in example.sizes], dtype=INDEX),
         lengths=np.array([len(text) + 1 for text in texts], dtype=INDEX),
         tokens=tokens.astype(token_dtype(tokenizer.vocab_size)),
         token_sizes=covered,

@@ -142,12 +142,12 @@ class StateTracking(ReasoningDataModule):
         operations = self._operations[split]
         num_operations = operations[index % len(operations)]
         below = draws_of(self._example_seed, self._task, split, index)
-        made = (
+        example = (
             parity(num_operations, below)
             if self._task == "parity"
             else assignments(num_operations, below, self._variables, self._modulus)
         )
-        return made.after(QUESTIONS[self._task]) if self.question_first else made
+        return example.after(QUESTIONS[self._task]) if self.question_first else example
 
 
 def draws_of(seed: int, task: Task, split: Split, index: int) -> Callable[[int], int]:
@@ -214,13 +214,13 @@ def assignments(
     return Example.from_marked(text, steps, final, operations)
 
 
-def _numbers(**given: Sequence[int]) -> Sequence[int]:
+def _numbers(**ranges: Sequence[int]) -> Sequence[int]:
     """Expands two numbers into the range between them; other lists are returned unchanged.
 
     Raises:
         ValueError: If the list is empty, a number is below 1, or the second of two is smaller.
     """
-    ((key, value),) = given.items()
+    ((key, value),) = ranges.items()
     operations = list(value)
     falling = len(operations) == 2 and operations[0] > operations[1]
     if falling or min(operations, default=0) < 1:

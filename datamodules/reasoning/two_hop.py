@@ -246,7 +246,7 @@ def _names(entity_type: EntityType, count: int, draws: Draws, used: set[str]) ->
 
 
 PUBLISHED = {"soheeyang/TwoHopFact": 45_595, "soheeyang/SOCRATES": 7_232}
-"""Number of questions of data sets on the hub, according to their README."""
+"""Number of questions of datasets on the hub, according to their README."""
 
 _LONGEST_FIELD = 2**24  # characters; the default limit of csv is too low for TwoHopFact
 
@@ -293,12 +293,12 @@ def read_chains(path: Path) -> Iterator[Chain]:
         raise ValueError(f"{path} has no questions. Remove it from the files, or fill it.")
 
 
-def _format(path: Path, there: Iterable[str]) -> _Columns:
+def _format(path: Path, header: Iterable[str]) -> _Columns:
     """Returns the columns of a file's format."""
     needed = []
     for columns in (_PROMPTS, _TEMPLATES):
         needed.append([name for field in _NEEDED for name in columns[field]])
-        if set(there).issuperset(needed[-1]):
+        if set(header).issuperset(needed[-1]):
             return columns
     raise ValueError(
         f"{path}: the columns match neither format: {', '.join(needed[0])} (TwoHopFact), or "
@@ -337,10 +337,10 @@ def _filled(template: str, subject: str, where: str) -> str:
     return before + subject + (after or " is")
 
 
-def _aliases(written: str | None) -> tuple[str, ...]:
+def _aliases(cell: str | None) -> tuple[str, ...]:
     """Returns the names in an arbitrarily nested Python literal; none if it is invalid."""
     try:
-        return tuple(dict.fromkeys(_texts(ast.literal_eval(written or "()"))))
+        return tuple(dict.fromkeys(_texts(ast.literal_eval(cell or "()"))))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return ()
 
@@ -380,9 +380,9 @@ class TwoHop(ReasoningDataModule):
     training needs.
 
     Args:
-        dataset: Data set on the hub of csv files in one of the formats, such as
+        dataset: Dataset on the hub of csv files in one of the formats, such as
             soheeyang/TwoHopFact. Null reads data_files or generates a world.
-        revision: Commit, branch or tag of the data set on the hub. Null uses the newest commit.
+        revision: Commit, branch or tag of the dataset on the hub. Null uses the newest commit.
         data_files: Questions: one path or glob of csv files, or a list of them. Null reads dataset
             or generates a world.
         val_files: Validation questions. Null holds out val_fraction of the two-hop questions.
@@ -444,7 +444,7 @@ class TwoHop(ReasoningDataModule):
             )
         if dataset is None and revision is not None:
             raise ValueError(
-                f"revision={revision!r} belongs to a data set on the hub, but dataset is null. Set "
+                f"revision={revision!r} belongs to a dataset on the hub, but dataset is null. Set "
                 "data.revision to null, or set data.dataset."
             )
         self._known_file = None if known_file is None else Path(known_file).expanduser()
@@ -502,7 +502,7 @@ class TwoHop(ReasoningDataModule):
         )
 
     def pin(self, stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Resolves the commit of the data set on the hub; nothing for other sources."""
+        """Resolves the commit of the dataset on the hub; nothing for other sources."""
         return {} if self._dataset is None else self._hub.pin(stored or None)
 
     def source(self) -> dict[str, Any]:
@@ -519,8 +519,8 @@ class TwoHop(ReasoningDataModule):
         return self._splits.expects(split)
 
     def how_to_get(self, split: Split) -> str:
-        about = " Check that data.known_file covers them." if self._known_file else ""
-        return self._splits.how_to_get(split) + about
+        hint = " Check that data.known_file covers them." if self._known_file else ""
+        return self._splits.how_to_get(split) + hint
 
     def repeats_cure(self) -> None:
         """Returns None, because questions of other splits are left out and counted."""
@@ -544,7 +544,7 @@ class TwoHop(ReasoningDataModule):
 
     @cached_property
     def _fetched(self) -> list[Chain]:
-        """All questions of the data set on the hub."""
+        """All questions of the dataset on the hub."""
         chains = [chain for path in self._hub for chain in read_chains(path)]
         where = f"{self._dataset} at {self._hub.pin()['commit']}"
         check_rows(where, len(chains), PUBLISHED.get(str(self._dataset)))

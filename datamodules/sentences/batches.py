@@ -120,10 +120,10 @@ def written_batch(
         bos_id: First token of a sentence.
         eos_id: Last token of a sentence.
     """
-    most = max(map(len, rows))
+    max_sentences = max(map(len, rows))
     longest = max(len(sentence) for row in rows for sentence in row)
-    tokens = torch.zeros(len(rows), most, longest + 2, dtype=torch.int64)
-    lengths = torch.zeros(len(rows), most, dtype=torch.int64)
+    tokens = torch.zeros(len(rows), max_sentences, longest + 2, dtype=torch.int64)
+    lengths = torch.zeros(len(rows), max_sentences, dtype=torch.int64)
     for r, row in enumerate(rows):
         for s, sentence in enumerate(row):
             lengths[r, s] = len(sentence) + 2
@@ -134,8 +134,8 @@ def written_batch(
 
 def empty_batch() -> Batch:
     """Returns a batch of one row without sentences, for a rank with nothing to score."""
-    nothing = torch.zeros(1, 1, dtype=torch.int64)
-    return grid_batch(nothing[..., None], nothing, nothing.bool(), torch.tensor([-1]))
+    zeros = torch.zeros(1, 1, dtype=torch.int64)
+    return grid_batch(zeros[..., None], zeros, zeros.bool(), torch.tensor([-1]))
 
 
 def with_bytes(batch: Batch, sizes: np.ndarray) -> Batch:

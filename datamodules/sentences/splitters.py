@@ -61,18 +61,18 @@ class Splitter(ABC):
 
 
 def tidy(text: str, ends: Sequence[int]) -> np.ndarray:
-    """Moves trailing white space of each sentence into the next one."""
-    kept = [0]
+    """Moves trailing whitespace of each sentence into the next one."""
+    starts = [0]
     for end in ends:
         stripped = end
-        while stripped > kept[-1] and text[stripped - 1].isspace():
+        while stripped > starts[-1] and text[stripped - 1].isspace():
             stripped -= 1
-        if stripped > kept[-1]:
-            kept.append(stripped)
-    if len(kept) == 1 or text[kept[-1] :].strip():
-        kept.append(len(text))
-    kept[-1] = len(text)
-    return np.array(kept[1:] if text else [], dtype=np.int64)
+        if stripped > starts[-1]:
+            starts.append(stripped)
+    if len(starts) == 1 or text[starts[-1] :].strip():
+        starts.append(len(text))
+    starts[-1] = len(text)
+    return np.array(starts[1:] if text else [], dtype=np.int64)
 
 
 # ---- by rules, or every N tokens
@@ -121,11 +121,12 @@ class RuleSplitter(Splitter):
         ends: list[int] = []
         while start < stop:
             piece = text[start : min(stop, start + _LONGEST_PARAGRAPH)]
-            here = [start + end for end in _rule_ends(self.language, piece)]
-            if start + len(piece) < stop and len(here) > 1:
-                here.pop()  # the piece may cut its last sentence, so the next piece starts there
-            ends += here
-            start = here[-1] if here else stop
+            piece_ends = [start + end for end in _rule_ends(self.language, piece)]
+            if start + len(piece) < stop and len(piece_ends) > 1:
+                # The piece may cut its last sentence, so the next piece starts there.
+                piece_ends.pop()
+            ends += piece_ends
+            start = piece_ends[-1] if piece_ends else stop
         return ends
 
 
@@ -198,7 +199,7 @@ DEFAULT_SAT = "sat-3l-sm"
 class SatSplitter(Splitter):
     """``wtpsplit.SaT`` (Frohmann et al., 2024) at its default threshold.
 
-    A line end ends a sentence, which is wtpsplit's default.
+    A line ending ends a sentence, which is wtpsplit's default.
 
     Args:
         model: Name of a model of ``segment-any-text`` on the hub, or a local folder with the
@@ -266,15 +267,15 @@ class SatSplitter(Splitter):
         except Exception as error:
             raise self._unavailable(f"{type(error).__name__}: {first_line(error)}") from error
 
-    def _unavailable(self, why: str) -> SplitterUnavailableError:
+    def _unavailable(self, reason: str) -> SplitterUnavailableError:
         return SplitterUnavailableError(
-            f"splitter={self.name!r}: its weights are unavailable ({why}). Set splitter to "
+            f"splitter={self.name!r}: its weights are unavailable ({reason}). Set splitter to "
             "'sat:FOLDER', a local folder with model and tokenizer, to 'rules', which needs no "
             "weights, or to 'spans:25', which cuts every 25 tokens."
         )
 
     def boundaries(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
-        """Yields the sentence ends according to the model, and line ends."""
+        """Yields the sentence ends according to the model, and line endings."""
         self.load()
         split = self._sat.split(list(texts), threshold=self.threshold)
         for text, sentences in zip(texts, split, strict=True):
@@ -292,7 +293,7 @@ def _load(model: str, options: dict[str, Any]) -> Any:
 
 
 def _ends_of(text: str, sentences: Sequence[str]) -> list[int]:
-    """Returns the ends of a text's sentences, which may omit only line ends between them."""
+    """Returns the ends of a text's sentences, which may omit only line endings between them."""
     ends, end = [], 0
     for sentence in sentences:
         while sentence and not text.startswith(sentence, end):

@@ -146,8 +146,8 @@ def longest_prefix(
     low, high = first, stop  # bisection; the prefix up to low always fits
     while (low < high).any():
         middle = (low + high + 1) // 2
-        some = np.maximum(middle, first + 1)  # avoids empty runs for settled rows
-        fits = index.lexical(first, some) <= max_lexical
+        ends = np.maximum(middle, first + 1)  # avoids empty runs for settled rows
+        fits = index.lexical(first, ends) <= max_lexical
         low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         high = np.maximum(low, high)
     return low
@@ -193,13 +193,13 @@ def num_batches_for(total: int, streams: int, bounds: Bounds, world_size: int) -
         bounds: Limits of a batch.
         world_size: Number of ranks, which take the same number of batches.
     """
-    budget, most, longest = bounds.lexical, bounds.streams, bounds.sentence
-    num_batches = max(_ceil(SLACK * total / budget), _ceil(SLACK * streams / most)) + 1
+    budget, max_streams, longest = bounds.lexical, bounds.streams, bounds.sentence
+    num_batches = max(_ceil(SLACK * total / budget), _ceil(SLACK * streams / max_streams)) + 1
     # Enough to place every sentence, by the argument above, by that in `deal_evenly`, or because
     # every stream has a separate batch.
-    enough = min(streams // most + total // (budget - longest + 1) + 1, streams)
-    if most > 1 and budget > longest:
-        even = max(_ceil(total / (budget - longest)), _ceil(streams / (most - 1)))
+    enough = min(streams // max_streams + total // (budget - longest + 1) + 1, streams)
+    if max_streams > 1 and budget > longest:
+        even = max(_ceil(total / (budget - longest)), _ceil(streams / (max_streams - 1)))
         enough = min(enough, even)
     return _ceil(max(num_batches, enough) / world_size) * world_size
 
@@ -333,19 +333,19 @@ def deal(
         if not len(open_batches):
             return None
         end = begin + max(0, len(open_batches) - len(waiting))
-        now, begin = joined([waiting, streams[begin:end]]), end
-        now = now[np.argsort(-now.lexical, kind="stable")]
-        to = open_batches[np.argsort(-room[open_batches], kind="stable")][: len(now)]
-        fitting, rest = _fit(now[: len(to)], index, room[to])
-        taken = fitting.sentences > 0
-        if not taken.any():
+        dealt, begin = joined([waiting, streams[begin:end]]), end
+        dealt = dealt[np.argsort(-dealt.lexical, kind="stable")]
+        to = open_batches[np.argsort(-room[open_batches], kind="stable")][: len(dealt)]
+        fitting, rest = _fit(dealt[: len(to)], index, room[to])
+        fits = fitting.sentences > 0
+        if not fits.any():
             return None  # not even the longest stream's first sentence fits into the emptiest batch
-        fitting, to = fitting[taken], to[taken]
+        fitting, to = fitting[fits], to[fits]
         placed.append(fitting)
         batches.append(to)
         room[to] -= fitting.lexical
         slots[to] -= 1
-        waiting = joined([rest, now[len(taken) :]])
+        waiting = joined([rest, dealt[len(fits) :]])
     return joined(placed), np.concatenate(batches)
 
 
@@ -357,13 +357,13 @@ def _fit(streams: Streams, index: SentenceIndex, room: np.ndarray) -> tuple[Stre
         index: Sentences of the split.
         room: Remaining number of words in each stream's batch, in descending order.
     """
-    whole, nowhere = streams.lexical <= room, streams.lexical > room[0]
-    sentences = np.where(whole, streams.sentences, 0)
-    lexical = np.where(whole, streams.lexical, 0)
-    if nowhere.any():
-        first = streams.first[nowhere]
-        end = longest_prefix(index, first, first + streams.sentences[nowhere], room[nowhere])
-        sentences[nowhere], lexical[nowhere] = end - first, index.lexical(first, end)
+    fits, too_long = streams.lexical <= room, streams.lexical > room[0]
+    sentences = np.where(fits, streams.sentences, 0)
+    lexical = np.where(fits, streams.lexical, 0)
+    if too_long.any():
+        first = streams.first[too_long]
+        end = longest_prefix(index, first, first + streams.sentences[too_long], room[too_long])
+        sentences[too_long], lexical[too_long] = end - first, index.lexical(first, end)
     fitting = Streams(first=streams.first, sentences=sentences, lexical=lexical)
     rest = Streams(
         first=streams.first + sentences,
@@ -410,7 +410,7 @@ def share_step(
         _span(index, first, first + length)
         for first, length in zip(streams.first.tolist(), streams.sentences.tolist(), strict=True)
     )
-    taken: list[Span] = []
+    spans: list[Span] = []
     parts: list[int] = []
     while pool:
         lexical, first, stop = pool.pop()
@@ -420,11 +420,11 @@ def share_step(
             assert first < cut < stop, "parts_of_step gave too few"
             insort(pool, _span(index, cut, stop))
             lexical, first, stop = _span(index, first, cut)
-        taken.append((lexical, first, stop))
+        spans.append((lexical, first, stop))
         parts.append(part)
         room[part] -= lexical
         slots[part] -= 1
-    starts, stops = (np.array([piece[i] for piece in taken], dtype=np.int64) for i in (1, 2))
+    starts, stops = (np.array([piece[i] for piece in spans], dtype=np.int64) for i in (1, 2))
     longest = np.zeros(count, dtype=np.int64)
     np.maximum.at(longest, parts, stops - starts)
     by_length = np.empty(count, dtype=np.int64)
@@ -466,16 +466,16 @@ def deal_evenly(
         )
     )
     lexical, sentences = int(streams.lexical.sum()), int(streams.sentences.sum())
-    taken: list[Span] = []
+    spans: list[Span] = []
     batch: list[int] = []
     for b in range(num_batches):
         left = num_batches - b
         pieces = _take(pool, index, lexical / left, left, sentences)
         lexical -= sum(piece[0] for piece in pieces)
         sentences -= sum(piece[2] - piece[1] for piece in pieces)
-        taken += pieces
+        spans += pieces
         batch += [b] * len(pieces)
-    first, stop = (np.array([piece[i] for piece in taken], dtype=np.int64) for i in (1, 2))
+    first, stop = (np.array([piece[i] for piece in spans], dtype=np.int64) for i in (1, 2))
     return runs(index, first, stop), np.array(batch)
 
 

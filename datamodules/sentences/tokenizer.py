@@ -181,16 +181,16 @@ class SentenceTokenizer(Tokenizer):
 
     def _cap(self, ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Adds ends to sentences that are too long."""
-        most, lengths = self.max_sentence_tokens, np.diff(ends, prepend=0)
-        if lengths.max(initial=0) <= most:
+        limit, lengths = self.max_sentence_tokens, np.diff(ends, prepend=0)
+        if lengths.max(initial=0) <= limit:
             return ends
         more = []
-        for end, length in zip(ends[lengths > most], lengths[lengths > most], strict=True):
+        for end, length in zip(ends[lengths > limit], lengths[lengths > limit], strict=True):
             start = end - length
             after = np.append(start, np.flatnonzero(self._punctuation[ids[start:end]]) + start + 1)
-            while end - start > most:  # cut after the last punctuation within reach
-                cut = after[np.searchsorted(after, start + most, side="right") - 1]
-                start = cut if cut > start else start + most
+            while end - start > limit:  # cut after the last punctuation within reach
+                cut = after[np.searchsorted(after, start + limit, side="right") - 1]
+                start = cut if cut > start else start + limit
                 more.append(start)
         return np.sort(np.append(ends, more))
 

@@ -1,1 +1,1 @@
-"""Command ``reason``: asks any models the same questions with known answers, and times them."""
+"""Command ``reason``: asks several models the same questions with known answers, and times them."""

@@ -83,20 +83,20 @@ class AnswerProtocol:
     noise_seed: int = 0
 
     def replies(
-        self, one: Contestant, batches: Sequence[Sequence[Question]], context: int
+        self, contestant: Contestant, batches: Sequence[Sequence[Question]], context: int
     ) -> ModelAnswers:
         """Asks a model all questions; rows have ``context`` tokens on average."""
         steps, compute, start = GeneratedSteps(), ComputeCounter(), time.perf_counter()
         replies: list[Reply] = []
         likelihood: Likelihood | None = None
-        shown = tqdm(batches, desc=f"asking {one.label}", unit=" batches", disable=None)
-        with one.ready() as model, recording(generated_steps=steps.count):
-            for questions in shown:
+        progress = tqdm(batches, desc=f"asking {contestant.label}", unit=" batches", disable=None)
+        with contestant.ready() as model, recording(generated_steps=steps.count):
+            for questions in progress:
                 if self.mode == "rank":
                     ranked, likelihood = rank(model, self.data, questions, self.precision, compute)
                     replies += ranked
                 else:
-                    replies += self._written(model, questions, one.control)
+                    replies += self._written(model, questions, contestant.control)
             executed = compute.mean if self.mode == "rank" else steps.mean
             seconds = time.perf_counter() - start
             cost = price(model, context, executed, seconds, compute.flops_per_token)
@@ -129,9 +129,9 @@ class AnswerProtocol:
         ids = [question.sequence_id for question in questions]
         return replacement(control, model, ids, self.noise_seed, others)
 
-    def answer(self, one: Contestant, batches: Sequence[Sequence[Question]]) -> None:
-        """Lets a model answer all questions without recording anything, for timing."""
-        with one.ready() as model, autocast(model.device, self.precision):
+    def answer(self, contestant: Contestant, batches: Sequence[Sequence[Question]]) -> None:
+        """Generates a model's answers to all questions without recording anything, for timing."""
+        with contestant.ready() as model, autocast(model.device, self.precision):
             for questions in batches:
                 if self.mode == "rank":
                     rank(model, self.data, questions, self.precision)
@@ -233,7 +233,7 @@ class Timing:
         Both are timed in the same rounds, so other load on the machine affects both.
         """
         pairs = zip(baseline.rounds, self.rounds, strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs)
+        return statistics.median(first / second for first, second in pairs)
 
     def as_dict(self, baseline: "Timing | None") -> dict[str, Any]:
         """Returns the times under the keys of the JSON file, with the speed-up over a baseline."""

@@ -1,4 +1,4 @@
-"""``evaluate.py reason``: asks any models the same questions with known answers.
+"""``evaluate.py reason``: asks several models the same questions with known answers.
 
 Thinking States and its baselines write their answers, for Tables 1 to 3 and Fig. 3 of *Latent
 Reasoning with Supervised Thinking States*: accuracy by exact match, wall-clock time relative to
@@ -124,10 +124,10 @@ def measure_reason(
         following = _following(questions, questions_in(source.batch(count % len(source)))[0])
     mode = pick_mode(data, config.mode)
     protocol = AnswerProtocol(data, mode, room, precision, following, noise_seed)
-    asked = [protocol.replies(contestant, batches, context) for contestant in contestants]
+    all_answers = [protocol.replies(contestant, batches, context) for contestant in contestants]
     rows = [
         [answer_row(data.tokenizer, contestant.label, reply) for reply in answers.replies]
-        for contestant, answers in zip(contestants, asked, strict=True)
+        for contestant, answers in zip(contestants, all_answers, strict=True)
     ]
     size = config.timing_batch_size or data.eval_batch_size
     timed = questions[: config.timing_batches * size if config.rounds else 0]
@@ -146,7 +146,7 @@ def measure_reason(
     content = {
         "results": [
             _result(*parts, data=data, baseline=baseline, noise_seed=noise_seed)
-            for parts in zip(contestants, asked, rows, timings, strict=True)
+            for parts in zip(contestants, all_answers, rows, timings, strict=True)
         ],
         "baseline": None if first is None else contestants[first].label,
         "data": describe_data(contestants[0].checkpoint, data, split),
@@ -166,17 +166,17 @@ def measure_reason(
     return content, [*chain(*rows)]
 
 
-def _following(questions: Sequence[Question], after: Question) -> dict[int, Question]:
-    """Maps the id of each question to the next question; ``after`` follows the last one."""
-    if len(questions) == 1 and questions[0].sequence_id == after.sequence_id:
+def _following(questions: Sequence[Question], final: Question) -> dict[int, Question]:
+    """Maps the id of each question to the next question; ``final`` follows the last one."""
+    if len(questions) == 1 and questions[0].sequence_id == final.sequence_id:
         raise ValueError(f"{CONTROL} (swap) needs at least 2 questions, and the split has 1")
     ids = (question.sequence_id for question in questions)
-    return dict(zip(ids, [*questions[1:], after], strict=True))
+    return dict(zip(ids, [*questions[1:], final], strict=True))
 
 
 def _result(
     contestant: Contestant,
-    asked: ModelAnswers,
+    answers: ModelAnswers,
     rows: Sequence[dict[str, Any]],
     timing: Timing | None,
     *,
@@ -187,12 +187,12 @@ def _result(
     checkpoint, model, chosen = contestant.checkpoint, contestant.model, {}
     with contestant.ready():
         changed = changed_fields(checkpoint, model)
-    if asked.likelihood is not None:
+    if answers.likelihood is not None:
         chosen = {
             "candidates": len(data.candidates()),
-            "likelihood": asked.likelihood,
+            "likelihood": answers.likelihood,
             # an estimate infers latents from the question only, so it is causal
-            "causal": model.causal or asked.likelihood == "estimate",
+            "causal": model.causal or answers.likelihood == "estimate",
         }
     return {
         "label": contestant.label,
@@ -211,7 +211,7 @@ def _result(
         **measure_answers(rows, data.group_name),
         **({} if timing is None else timing.as_dict(baseline)),
         **chosen,
-        **asked.cost,
+        **answers.cost,
     }
 
 

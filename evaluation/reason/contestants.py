@@ -92,7 +92,7 @@ class Contestant:
 
 
 def build_contestants(
-    named: Sequence[tuple[str | None, Checkpoint]],
+    named_checkpoints: Sequence[tuple[str | None, Checkpoint]],
     *,
     changes: Mapping[str, Any],
     latents: Sequence[int],
@@ -104,7 +104,7 @@ def build_contestants(
     """Builds the models of checkpoints, one for each number of latents and each control.
 
     Args:
-        named: Checkpoints and their names, if any.
+        named_checkpoints: Checkpoints and their names, if any.
         changes: Fields of configs to set in every model that has them.
         latents: Numbers of latent thoughts to set in models that have them.
         label: Keys of the config that name the models, see ``runs.make_labels``.
@@ -117,7 +117,7 @@ def build_contestants(
         ValueError: If no config has a field, a value is invalid, or latents are to be replaced in
             a model that feeds none back.
     """
-    checkpoints = [checkpoint for _, checkpoint in named]
+    checkpoints = [checkpoint for _, checkpoint in named_checkpoints]
     fields = known_changes(checkpoints, changes)
     dialled_too = known_changes(checkpoints, {LATENTS: None} if latents else {})
     models = []
@@ -126,7 +126,7 @@ def build_contestants(
         if config.get("block_size", block_size) < block_size:
             changed.setdefault("block_size", block_size)
         models.append(build_model(checkpoint, changed).to(device))
-    names, recipes = [name for name, _ in named], [model.recipe() for model in models]
+    names, recipes = [name for name, _ in named_checkpoints], [model.recipe() for model in models]
     labels = make_labels(path_names(checkpoints), names, recipes, label)
     contestants: list[Contestant] = []
     # one set of weights for all numbers of latents
@@ -143,19 +143,20 @@ def build_contestants(
     return contestants
 
 
-def _check_feeds_back(one: Contestant, controls: Sequence[Control]) -> None:
+def _check_feeds_back(contestant: Contestant, controls: Sequence[Control]) -> None:
     """Raises a ValueError if the model feeds no latents back that controls could replace."""
-    with one.ready() as model:
+    with contestant.ready() as model:
         pause = getattr(model.network, "pause_latent", lambda: None)()
         latents = getattr(model, "latents", None)
         if pause is not None and latents != 0:
             return
-        at, cure = "", ""
+        condition, cure = "", ""
         if pause is not None:
-            at, cure = f" with {LATENTS} 0", ", or set --latents to 1 or more"
+            condition, cure = f" with {LATENTS} 0", ", or set --latents to 1 or more"
         elif not getattr(model.config, "think", True):
-            at, cure = " with think false", ", or leave out --set.think"
+            condition, cure = " with think false", ", or leave out --set.think"
         raise ValueError(
-            f"{CONTROL} ({', '.join(controls)}): {type(model).__name__} ({one.checkpoint.path}) "
-            f"feeds no latents back{at}; leave it out of --ckpt{cure}"
+            f"{CONTROL} ({', '.join(controls)}): {type(model).__name__} "
+            f"({contestant.checkpoint.path}) feeds no latents back{condition}; "
+            f"leave it out of --ckpt{cure}"
         )

@@ -71,10 +71,10 @@ def replacement(
         with torch.no_grad():
             pause = model.network.pause_latent()
         return lambda latents, rows, indices: pause.to(latents).expand_as(latents)
-    theirs = others() if control == "swap" else {}
+    other_latents = others() if control == "swap" else {}
 
     def swapped(latent: Tensor, row: int, idx: int) -> Tensor:
-        latents = theirs.get(row)
+        latents = other_latents.get(row)
         return latents[idx % len(latents)] if latents else torch.zeros_like(latent)
 
     def noise(latent: Tensor, row: int, idx: int) -> Tensor:
@@ -83,10 +83,10 @@ def replacement(
         drawn = (drawn / drawn.norm(dim=-1, keepdim=True)).to(latent)  # unit norm
         return drawn * latent.norm(dim=-1, keepdim=True)
 
-    one = swapped if control == "swap" else noise
+    replace_latent = swapped if control == "swap" else noise
 
     def replace(latents: Tensor, rows: Tensor, indices: Tensor) -> Tensor:
-        each = zip(latents, rows.tolist(), indices.tolist(), strict=True)
-        return torch.stack([one(*latent) for latent in each])  # (K, ..., D)
+        slots = zip(latents, rows.tolist(), indices.tolist(), strict=True)
+        return torch.stack([replace_latent(*latent) for latent in slots])  # (K, ..., D)
 
     return replace

@@ -169,9 +169,9 @@ def settings_of(contestants: Sequence[Contestant], key: str) -> Against:
     return key, values
 
 
-def _setting(one: Contestant, key: str) -> float | None:
+def _setting(contestant: Contestant, key: str) -> float | None:
     model: Any
-    with one.ready() as model:
+    with contestant.ready() as model:
         config = model.config
     if key == RECURRENCE:
         if not hasattr(config, "output_layer"):
@@ -183,7 +183,8 @@ def _setting(one: Contestant, key: str) -> float | None:
     value = getattr(config, key)
     if not is_number(value):
         raise ValueError(
-            f"against ({key}) is {value!r} in {one.checkpoint.path}, but an axis needs numbers"
+            f"against ({key}) is {value!r} in {contestant.checkpoint.path}, but an axis needs "
+            "numbers"
         )
     return float(value)
 
@@ -195,12 +196,12 @@ def points_of(results: Sequence[Mapping[str, Any]], against: Against | None = No
     setting, one row per model that also has ``speed_up``.
     """
     if against is None:
-        lines = [
+        rows = [
             {"label": result["label"], **group}
             for result in results
             for group in result["by_group"]
         ]
-        return pd.DataFrame(lines, dtype=object).drop(columns="questions")
+        return pd.DataFrame(rows, dtype=object).drop(columns="questions")
     points = pd.DataFrame(results, dtype=object).reindex(
         columns=["label", "accuracy", "standard_error", "speed_up"]
     )
@@ -228,18 +229,20 @@ def reason_figure(results: Sequence[Mapping[str, Any]], against: Against | None 
         points["line"] = [", ".join(filter(None, name)) for name in names]
     x = points.columns[1]
     flat = points[points[x].isna()]
-    named: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for line, members in points.dropna(subset=[x]).groupby("line", sort=False):
-        named[str(line)] = _line(axes, members.sort_values(x), COLOURS[len(named) % len(COLOURS)])
+        handles[str(line)] = _line(
+            axes, members.sort_values(x), COLOURS[len(handles) % len(COLOURS)]
+        )
     for label, value in zip(flat["label"], flat["accuracy"], strict=True):
-        colour = COLOURS[len(named) % len(COLOURS)]
-        named[label] = axes.axhline(value, linestyle=":", color=colour)
+        colour = COLOURS[len(handles) % len(COLOURS)]
+        handles[label] = axes.axhline(value, linestyle=":", color=colour)
     axes.set_xlabel(NAMES.get(x, x))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_ylabel("accuracy")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
-    add_legend(figure, named, LEGEND_COLUMNS)
+    add_legend(figure, handles, LEGEND_COLUMNS)
     return figure
 
 

@@ -10,7 +10,7 @@ file             contents
 ``writing``      continuations that end at the harness' stop texts
 ``harness``      loading and running tasks, and the file of cached answers
 ``task_scores``  scores with kinds of likelihood and costs: JSON, a table, per example
-``local_data``   data sets of the folder ``DATA``, for ``configs/tasks``
+``local_data``   datasets of the folder ``DATA``, for ``configs/tasks``
 ``pass_at_k``    pass@k on GSM8K: extraction of answers, and metrics
 ``paper_rules``  metrics of the Thoughtbubbles paper
 ===============  ===================================================================================

@@ -104,15 +104,17 @@ class TaskUsage:
     prompt_tokens: int = 0
     prompts: int = 0
 
-    def add_written(self, prompt: Sequence[int], written: Continuations, seconds: float) -> None:
+    def add_written(
+        self, prompt: Sequence[int], continuations: Continuations, seconds: float
+    ) -> None:
         """Adds one text of a batch of continuations."""
-        rows = len(written.texts)
+        rows = len(continuations.texts)
         self.seconds += seconds / rows
         self.prompts += 1
         self.prompt_tokens += len(prompt)
-        self.written_tokens += written.tokens / rows
-        if written.steps is not None:
-            self.written_steps = (self.written_steps or 0) + written.steps / rows
+        self.written_tokens += continuations.tokens / rows
+        if continuations.steps is not None:
+            self.written_steps = (self.written_steps or 0) + continuations.steps / rows
 
 
 # ---- the model
@@ -227,25 +229,29 @@ class HarnessModel(LM):
         The list has a request several times if the harness repeats it; each repeat has separate
         draws and a separate entry in the cache.
         """
-        wanted, seen = [], Counter[int]()
+        writing_requests, repeats = [], Counter[int]()
         for request in requests:
-            wanted.append(self._writing_request(request, seen[id(request)]))
-            seen[id(request)] += 1
-        keys = [(*r.args, request.stream) for r, request in zip(requests, wanted, strict=True)]
+            writing_requests.append(self._writing_request(request, repeats[id(request)]))
+            repeats[id(request)] += 1
+        keys = [
+            (*r.args, request.stream) for r, request in zip(requests, writing_requests, strict=True)
+        ]
         cached = self.cache_hook.dbdict or {}
         texts = [cached.get(hash_args("generate_until", key)) for key in keys]
         missing = [idx for idx, text in enumerate(texts) if text is None]
         with self._bar(len(missing), "writing", " texts") as bar, torch.no_grad():
-            for batch in _alike(wanted, missing, self.batch_size):
+            for batch in _alike(writing_requests, missing, self.batch_size):
                 start = time.perf_counter()
                 with self._context():
-                    written = write(self.model, self.own_tokenizer, [wanted[i] for i in batch])
+                    continuations = write(
+                        self.model, self.own_tokenizer, [writing_requests[i] for i in batch]
+                    )
                 seconds = time.perf_counter() - start
-                for idx, text in zip(batch, written.texts, strict=True):
+                for idx, text in zip(batch, continuations.texts, strict=True):
                     texts[idx] = text
                     self.cache_hook.add_partial("generate_until", keys[idx], text)
                     usage = self.usage[str(requests[idx].task_name)]
-                    usage.add_written(wanted[idx].prompt, written, seconds)
+                    usage.add_written(writing_requests[idx].prompt, continuations, seconds)
                 bar.update(len(batch))
         return texts
 
@@ -256,7 +262,7 @@ class HarnessModel(LM):
             context,
             options,
             self.reader,
-            most=self.max_gen_toks,
+            max_new_tokens=self.max_gen_toks,
             seed=self.seed,
             example=example,
             attempt=attempt,
@@ -266,40 +272,40 @@ class HarnessModel(LM):
 
     def _answers(self, request_type: str, requests: list[Any]) -> list[Any]:
         """Returns the log-likelihood of each request, in order."""
-        given = request_type == "loglikelihood"
+        has_context = request_type == "loglikelihood"
         answers: list[Any] = [None] * len(requests)
-        texts = [request.args if given else ("", *request.args) for request in requests]
-        before = self.reader.spanned
-        cuts = [self._segments(*pair, given=given) for pair in texts]
-        if spanned := self.reader.spanned - before:
+        texts = [request.args if has_context else ("", *request.args) for request in requests]
+        spanned_before = self.reader.spanned
+        cuts = [self._segments(*pair, has_context=has_context) for pair in texts]
+        if spanned := self.reader.spanned - spanned_before:
             rank_zero_warn(
                 f"tasks: in {spanned} of {len(requests)} requests a token spans the join of "
                 "context and continuation; they are split like in the harness' hf model, which "
                 "leaves out tokens there (docs/tasks.md)"
             )
         tasks = [str(request.task_name) for request in requests]
-        for idx, total in self._sums(cuts, tasks, given=given):
+        for idx, total in self._sums(cuts, tasks, has_context=has_context):
             facts = total.facts
             facts.likelihood, facts.causal = label(
                 facts.likelihood,
                 self.model.causal,
                 from_prefixes=self.mode == "autoregressive",
-                given=given,
+                has_context=has_context,
             )
-            if given:
+            if has_context:
                 answers[idx] = LogLikelihood(total.log_prob, total.greedy, facts)
             else:
                 answers[idx] = RollingLogLikelihood(total.log_prob, facts)
             self.cache_hook.add_partial(request_type, requests[idx].args, answers[idx])
         return answers
 
-    def _segments(self, context: str, continuation: str, *, given: bool) -> list[Segment]:
+    def _segments(self, context: str, continuation: str, *, has_context: bool) -> list[Segment]:
         """Returns the segments of a request; none if there is nothing to score."""
         if not continuation and not context[len(context.rstrip()) :]:
             return []
         segments = (
             self.reader.segments(context, continuation)
-            if given
+            if has_context
             else self.reader.rolling_segments(continuation)
         )
         if self.mode == "blockwise" or self.model.causal:
@@ -307,15 +313,15 @@ class HarnessModel(LM):
         return [prefix for segment in segments for prefix in segment.prefixes()]
 
     def _sums(
-        self, cuts: Sequence[Sequence[Segment]], tasks: Sequence[str], *, given: bool
+        self, cuts: Sequence[Sequence[Segment]], tasks: Sequence[str], *, has_context: bool
     ) -> Iterator[tuple[int, _PartialAnswer]]:
         """Yields index and result of each request as soon as all of its segments are scored."""
         sums = [
             _PartialAnswer(task, len(segments)) for task, segments in zip(tasks, cuts, strict=True)
         ]
         jobs = [(idx, segment) for idx, segments in enumerate(cuts) for segment in segments]
-        share = given and self.model.shares_prefixes and self.batch_size > 1
-        whole = not given and self.mode == "blockwise"
+        share = has_context and self.model.shares_prefixes and self.batch_size > 1
+        whole = not has_context and self.mode == "blockwise"
         yield from ((idx, total) for idx, total in enumerate(sums) if not total.missing)
         with self._bar(len(jobs), "scoring", " rows") as bar:
             for batch, shared in self._batches(jobs, share=share):
@@ -339,9 +345,9 @@ class HarnessModel(LM):
         for job in order:
             groups.setdefault(_given(job), []).append(job)
         shared = {
-            given: group
-            for given, group in groups.items()
-            if share and len(group) > 1 and len(given) > 1
+            context: group
+            for context, group in groups.items()
+            if share and len(group) > 1 and len(context) > 1
         }
         yield from ((batch, True) for batch in self._shared_batches(list(shared.values())))
         plain = [job for job in order if _given(job) not in shared]
@@ -373,10 +379,10 @@ class HarnessModel(LM):
         Attention is quadratic in the length of a row, so the continuations of a part have at most
         as many tokens in total as the longest segment, or 256.
         """
-        most = max(_FREE_TOKENS, max(len(segment.tokens) for _, segment in group))
+        budget = max(_FREE_TOKENS, max(len(segment.tokens) for _, segment in group))
         part: list[_RequestSegment] = []
         for job in sorted(group, key=lambda job: job[1].tokens):
-            if len(part) == self.batch_size or (part and _continued([*part, job]) > most):
+            if len(part) == self.batch_size or (part and _continued([*part, job]) > budget):
                 yield part
                 part = []
             part.append(job)
@@ -400,8 +406,8 @@ class HarnessModel(LM):
         """Scores the rows of segments, and adds the results to the sums of their requests."""
         start = time.perf_counter()
         read = [self.reader.read_tokens(segment) for segment in segments]
-        seen: dict[str, Any] = {}  # recorded statistics by name: greedy, executed, flops, ...
-        taken = dict.fromkeys(("greedy", "thinking_steps", "flops"), seen.update)
+        recorded: dict[str, Any] = {}  # recorded statistics by name: greedy, executed, flops, ...
+        taken = dict.fromkeys(("greedy", "thinking_steps", "flops"), recorded.update)
         targets, owners = rows["targets"], None
         if "prefix" in rows:  # a target that several rows share is scored in the first of them
             owners = first_alike(rows["prefix_row"], rows["tokens"], targets)  # (B, T), row indices
@@ -414,12 +420,12 @@ class HarnessModel(LM):
             values = values.cpu()
             return scored_of(values if owners is None else values.gather(0, owners), targets)
 
-        log_probs, greedy = scored(scores.log_prob), scored(seen["greedy"])
-        steps = scored(seen["executed"]) if "executed" in seen else None
+        log_probs, greedy = scored(scores.log_prob), scored(recorded["greedy"])
+        steps = scored(recorded["executed"]) if "executed" in recorded else None
         terms = scores.sequence_term.double().cpu().tolist()
         seconds = time.perf_counter() - start
         planned = [tokens * self._flops(tokens) for tokens in read]
-        flops = seen["flops"].tolist() if "flops" in seen else planned
+        flops = recorded["flops"].tolist() if "flops" in recorded else planned
         for row, total in enumerate(sums):
             facts = total.facts
             total.missing -= 1
@@ -434,9 +440,9 @@ class HarnessModel(LM):
             facts.likelihood = scores.kind
             self.usage[total.task].seconds += seconds * read[row] / max(1, sum(read))
 
-    def _bar(self, total: int, what: str, unit: str) -> Any:
+    def _bar(self, total: int, description: str, unit: str) -> Any:
         hidden = True if self._rank else self._hidden
-        return tqdm(total=total, desc=what, unit=unit, disable=hidden)
+        return tqdm(total=total, desc=description, unit=unit, disable=hidden)
 
 
 def _given(job: _RequestSegment) -> tuple[int, ...]:
@@ -455,12 +461,12 @@ def _continued(group: Sequence[_RequestSegment]) -> int:
 
 
 def _alike(
-    wanted: Sequence[WritingRequest], missing: Sequence[int], size: int
+    requests: Sequence[WritingRequest], missing: Sequence[int], size: int
 ) -> Iterator[list[int]]:
     """Yields batches of indices of requests with equal options, the longest prompts first."""
     groups: dict[Any, list[int]] = {}
     for idx in missing:
-        groups.setdefault((wanted[idx].sampling, wanted[idx].most), []).append(idx)
+        groups.setdefault((requests[idx].sampling, requests[idx].most), []).append(idx)
     for indices in groups.values():
-        indices.sort(key=lambda n: (-len(wanted[n].prompt), wanted[n].prompt))
+        indices.sort(key=lambda n: (-len(requests[n].prompt), requests[n].prompt))
         yield from (indices[i : i + size] for i in range(0, len(indices), size))

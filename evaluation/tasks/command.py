@@ -118,15 +118,15 @@ def run(settings: Namespace) -> None:
         seed=settings.seed,
     )
     tasks = harness.load_tasks(names, settings.include_path, settings.num_fewshot)
-    how = describe(settings, checkpoint, model, names)
-    how["counted"] = "lexical" if isinstance(tokenizer, SentenceTokenizer) else "all"
-    identity = "" if cache is None else _identity(model, tokenizer, how)
+    options = describe(settings, checkpoint, model, names)
+    options["counted"] = "lexical" if isinstance(tokenizer, SentenceTokenizer) else "all"
+    identity = "" if cache is None else _identity(model, tokenizer, options)
     results = harness.score_tasks(lm, tasks, limit=settings.limit, cache=cache, identity=identity)
     assert results is not None  # a single process is the first rank
     scores = task_scores(results, model, lm.usage)
-    named = {"model": type(model).__name__, "checkpoint": str(checkpoint.path)}
-    named |= {key: str(how[key]) for key in ("mode", "budget") if key in how}
-    print(f"{as_table(results, scores)}\n\n{format_table(named)}")
+    summary = {"model": type(model).__name__, "checkpoint": str(checkpoint.path)}
+    summary |= {key: str(options[key]) for key in ("mode", "budget") if key in options}
+    print(f"{as_table(results, scores)}\n\n{format_table(summary)}")
     if samples is not None:
         write_jsonl(samples, samples_of(results))
     result = {
@@ -135,10 +135,10 @@ def run(settings: Namespace) -> None:
         "parameters": non_embedding_parameters(model),
         "checkpoint": str(checkpoint.path),
         "tasks": scores,
-        "settings": how,
+        "settings": options,
         "versions": {name: version(name) for name in PACKAGES},
     }
-    save_result(checkpoint, result, {"command": "tasks", "tokenizer": tokenizer.state(), **how})
+    save_result(checkpoint, result, {"command": "tasks", "tokenizer": tokenizer.state(), **options})
     if output is not None:
         write_json(output, result)
 
@@ -158,12 +158,12 @@ def describe(
     }
 
 
-def _identity(model: LanguageModel, tokenizer: Tokenizer, how: dict[str, Any]) -> str:
+def _identity(model: LanguageModel, tokenizer: Tokenizer, options: dict[str, Any]) -> str:
     """Returns a digest of everything that determines answers, so not of tasks or batch size."""
     from evaluation.tasks.harness import identity_of
 
     keys = ("mode", "max_gen_toks", "seed", "precision")
-    decisive = {key: how[key] for key in keys}
+    decisive = {key: options[key] for key in keys}
     if model.adaptive:  # answers of older caches lack the executed FLOPs
         decisive["flops"] = "counted"
     return identity_of(model, tokenizer.state(), decisive)

@@ -23,7 +23,7 @@ from lightning_models import LanguageModel
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN_TASKS = PROJECT / "configs" / "tasks"
-"""Task files of the project: local copies of data sets, and the rules of papers."""
+"""Task files of the project: local copies of datasets, and the rules of papers."""
 
 FEWSHOT_SEED = 1234
 """Seed of the drawn examples, the harness' default."""
@@ -46,8 +46,8 @@ def quiet(*, silent: bool = False) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             if silent:
-                nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-                stack.enter_context(contextlib.redirect_stderr(nowhere))
+                devnull = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stderr(devnull))
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             yield
     finally:
@@ -111,8 +111,8 @@ def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
     return TaskManager(include_path=list(folders))
 
 
-def _unknown(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3)
+def _unknown(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3)
     hint = f"; did you mean {', '.join(close)}?" if close else ""
     return (
         f"tasks ({name}) is not a task, group or tag of the harness, of configs/tasks or of "
@@ -174,7 +174,8 @@ def score_tasks(
         limit: Number of examples of each task, from the first. Defaults to all.
         cache: File of cached answers, which are reused; new answers are added.
         identity: Digest of everything that determines answers; it must match the cache's.
-        bootstrap_iters: Samples for the standard errors of perplexities; 0 for none.
+        bootstrap_iters: Number of bootstrap samples for the standard errors of perplexities; 0 for
+            none.
         silent: Whether to hide the harness' progress.
 
     Raises:
@@ -221,8 +222,8 @@ def open_cache(lm: HarnessModel, path: Path, identity: str) -> AnswerFile:
     if path.is_file() and path.stat().st_size:
         _check_whole(path)
     caching = AnswerFile(lm, str(path))
-    known = caching.dbdict.setdefault(_IDENTITY, identity)
-    if known != identity:
+    cached = caching.dbdict.setdefault(_IDENTITY, identity)
+    if cached != identity:
         caching.dbdict.close()
         raise ValueError(
             f"cache ({path}) holds answers of another model, or under other settings; name another "

@@ -1,4 +1,4 @@
-"""Data sets of a local folder, for the task files in ``configs/tasks``.
+"""Datasets of a local folder, for the task files in ``configs/tasks``.
 
 The environment variable ``DATA`` names the folder. The harness can read local files with
 ``dataset_path: json`` too, but it expands no variables, accepts rows without a field and truncated
@@ -26,7 +26,7 @@ class TaskDataError(ValueError):
 def load(
     files: Mapping[str, str], row: Mapping[str, Any], optional: Sequence[str] = (), **metadata: Any
 ) -> dict[str, Dataset]:
-    """Reads the splits of a local data set.
+    """Reads the splits of a local dataset.
 
     Args:
         files: File of each split within ``DATA``, as a pattern; ``{key}`` stands for a value of the

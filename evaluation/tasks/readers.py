@@ -1,7 +1,7 @@
 """Tokenisation of contexts and continuations for each type of model, and the tokens to score.
 
 The harness asks for the log-likelihood of a continuation after a context. Tokens are divided
-between the two as in its ``hf`` model: both are encoded together, white space at the end of the
+between the two as in its ``hf`` model: both are encoded together, whitespace at the end of the
 context goes to the continuation, an empty context is BOS or the end-of-text token, and texts begin
 with BOS if the tokenizer adds it. If a token spans the join, the context is encoded separately, and
 the continuation is the whole text's tokens after the first n, where n is the context's length.
@@ -53,9 +53,9 @@ class Segment:
     ends: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, given: Sequence[int], scored: Sequence[int]) -> "Segment":
+    def of(cls, context: Sequence[int], scored: Sequence[int]) -> "Segment":
         """Returns a segment of context tokens followed by scored tokens."""
-        return cls((*given, *scored), (*[False] * len(given), *[True] * len(scored)))
+        return cls((*context, *scored), (*[False] * len(context), *[True] * len(scored)))
 
     @property
     def given(self) -> int:
@@ -116,29 +116,29 @@ class Reader(ABC):
             whole: Whether texts have no context. If so, a method that infers latents bounds the
                 likelihood of the text instead, and each text has separate draws.
         """
-        given = [
+        contexts = [
             segment.tokens if whole else segment.tokens[: segment.given] for segment in segments
         ]
-        batch = self.rows(segments) | {"sequence_id": torch.tensor(list(map(stream_of, given)))}
-        return batch if whole else batch | {"context": torch.tensor(list(map(len, given)))}
+        batch = self.rows(segments) | {"sequence_id": torch.tensor(list(map(stream_of, contexts)))}
+        return batch if whole else batch | {"context": torch.tensor(list(map(len, contexts)))}
 
     def shared_batch(self, segments: Sequence[Segment]) -> Batch:
         """Returns a batch of segments in which a shared context is stored once, as ``prefix``.
 
         ``LanguageModel.score`` documents the keys. Rows begin with the last token of the context.
         """
-        given = [segment.tokens[: segment.given] for segment in segments]
-        index = {prefix: row for row, prefix in enumerate(dict.fromkeys(given))}
+        contexts = [segment.tokens[: segment.given] for segment in segments]
+        index = {prefix: row for row, prefix in enumerate(dict.fromkeys(contexts))}
         rests = [
             Segment(segment.tokens[segment.given - 1 :], segment.scored[segment.given - 1 :])
             for segment in segments
         ]
         prefixes = [torch.tensor(prefix) for prefix in index]
         return self.rows(rests) | {
-            "sequence_id": torch.tensor(list(map(stream_of, given))),
+            "sequence_id": torch.tensor(list(map(stream_of, contexts))),
             "prefix": pad_sequence(prefixes, batch_first=True, padding_value=self.tokenizer.eos_id),
             "prefix_lengths": torch.tensor([len(prefix) for prefix in prefixes]),
-            "prefix_row": torch.tensor([index[prefix] for prefix in given]),
+            "prefix_row": torch.tensor([index[prefix] for prefix in contexts]),
         }
 
     def document(self, text: str) -> Segment:
@@ -197,10 +197,12 @@ class WindowReader(Reader):
     """Reader of plain tokens."""
 
     def segment(self, context: str, continuation: str) -> Segment:
-        given, after = (self._apart if self.documents else self._together)(context, continuation)
-        if self.documents or not given or self.tokenizer.text_bos_id is not None:
-            given = [self.tokenizer.start_id, *given]
-        return Segment.of(given, after)
+        context_ids, continuation_ids = (self._apart if self.documents else self._together)(
+            context, continuation
+        )
+        if self.documents or not context_ids or self.tokenizer.text_bos_id is not None:
+            context_ids = [self.tokenizer.start_id, *context_ids]
+        return Segment.of(context_ids, continuation_ids)
 
     def _apart(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Encodes context and continuation separately."""
@@ -210,13 +212,13 @@ class WindowReader(Reader):
 
     def _together(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Encodes both together, and splits the tokens after as many as the context has."""
-        kept = context.rstrip()
-        whole = self.tokenizer.encode(kept + context[len(kept) :] + continuation)
-        given = list(self._encoded(kept)) if kept else []
-        self.spanned += whole[: len(given)] != given
-        if len(given) < len(whole):
-            return given, whole[len(given) :]
-        return whole[:-1], whole[-1:]  # the continuation is part of the context's last token
+        stripped = context.rstrip()
+        ids = self.tokenizer.encode(stripped + context[len(stripped) :] + continuation)
+        context_ids = list(self._encoded(stripped)) if stripped else []
+        self.spanned += ids[: len(context_ids)] != context_ids
+        if len(context_ids) < len(ids):
+            return context_ids, ids[len(context_ids) :]
+        return ids[:-1], ids[-1:]  # the continuation is part of the context's last token
 
     def rolling_segments(self, text: str) -> list[Segment]:
         # The harness' hf model puts BOS before the tokenizer's output, so a BOS that the tokenizer
@@ -294,12 +296,14 @@ class SentenceReader(Reader):
         A sentence without scored words is shared by rows that are equal up to its end.
         """
         first: dict[Any, int] = {}
-        owners, most = [], max(len(segment.ends) for segment in segments)
+        owners, max_sentences = [], max(len(segment.ends) for segment in segments)
         for row, segment in enumerate(segments):
-            whole = [end for end in segment.ends if end <= segment.given]
-            begun = [(segment.tokens[:end], segment.ends[:s]) for s, end in enumerate(whole, 1)]
-            shared = [first.setdefault(start, row) for start in begun]
-            owners.append(shared + [row] * (most - len(shared)))
+            complete_ends = [end for end in segment.ends if end <= segment.given]
+            complete = [
+                (segment.tokens[:end], segment.ends[:s]) for s, end in enumerate(complete_ends, 1)
+            ]
+            shared = [first.setdefault(start, row) for start in complete]
+            owners.append(shared + [row] * (max_sentences - len(shared)))
         return self.batch(segments) | {"owners": owners}
 
     def read_tokens(self, segment: Segment) -> int:
@@ -358,23 +362,23 @@ def word_segment(
     scored; with ``apart``, the two texts are tokenised separately.
     """
     if apart and context:
-        sentences, given = tokenizer.continued_sentences(context, continuation)
+        sentences, num_context = tokenizer.continued_sentences(context, continuation)
     else:
-        kept = len(context.rstrip().encode())
+        size = len(context.rstrip().encode())
         measured = tokenizer.measured_sentences(context + continuation)
         sentences = [ids.tolist() for ids, _ in measured]
         covered = np.cumsum(np.concatenate([sizes for _, sizes in measured]))
         # if words share the bytes of a character, they belong to the last word
-        given = int(np.searchsorted(covered, kept)) + (kept > 0 and kept in covered)
+        num_context = int(np.searchsorted(covered, size)) + (size > 0 and size in covered)
     tokens = [token for sentence in sentences for token in sentence]
     ends = np.cumsum([len(sentence) for sentence in sentences]).tolist()
-    given = min(given, len(tokens) - 1)
-    scored = tuple(idx >= given for idx in range(len(tokens)))
+    num_context = min(num_context, len(tokens) - 1)
+    scored = tuple(idx >= num_context for idx in range(len(tokens)))
     return Segment(tuple(tokens), scored, tuple(ends))
 
 
 def label(
-    likelihood: Likelihood, causal: bool, *, from_prefixes: bool, given: bool
+    likelihood: Likelihood, causal: bool, *, from_prefixes: bool, has_context: bool
 ) -> tuple[Likelihood, bool]:
     """Returns the kind of a log-likelihood, and whether it is causal.
 
@@ -383,11 +387,11 @@ def label(
         causal: Whether the model is causal.
         from_prefixes: Whether each token was scored given its prefix only, which makes every model
             causal and ``noncausal`` ones exact.
-        given: Whether there was a context; an ``estimate`` is then inferred from it only.
+        has_context: Whether there was a context; an ``estimate`` is then inferred from it only.
     """
     if from_prefixes:
         return "exact" if likelihood == "noncausal" else likelihood, True
-    return likelihood, causal or (given and likelihood == "estimate")
+    return likelihood, causal or (has_context and likelihood == "estimate")
 
 
 def reader_of(model: LanguageModel, tokenizer: Tokenizer, *, documents: bool = False) -> Reader:

@@ -26,8 +26,8 @@ Score = dict[str, Any]
 
 
 def _sum_of_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) if present else None
 
 
 def task_scores(

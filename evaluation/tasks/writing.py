@@ -51,7 +51,7 @@ class WritingRequest:
         options: Mapping[str, Any],
         reader: Reader,
         *,
-        most: int,
+        max_new_tokens: int,
         seed: int,
         example: int = 0,
         attempt: int = 0,
@@ -65,7 +65,7 @@ class WritingRequest:
                 hash of the prompt, or with ``streams: example`` the index of the example.
             reader: Reader that encodes the prompt, which is truncated on the left to make room for
                 the new tokens.
-            most: Maximum number of new tokens, unless the options set one.
+            max_new_tokens: Maximum number of new tokens, unless the options set one.
             seed: Seed of the draws.
             example: First random stream of the example, for ``streams: example``.
             attempt: Number of earlier repeats of the same request, which is added to the stream.
@@ -76,26 +76,26 @@ class WritingRequest:
         typed = {key: value for key, value in options.items() if value is not None}
         if isinstance(typed.get("until"), tuple):
             typed["until"] = list(typed["until"])
-        asked: dict[str, Any] = dict(normalize_gen_kwargs(typed, most))
-        unknown = sorted(set(asked) - _KNOWN - _OWN)
+        parsed: dict[str, Any] = dict(normalize_gen_kwargs(typed, max_new_tokens))
+        unknown = sorted(set(parsed) - _KNOWN - _OWN)
         if unknown:
             raise ValueError(
                 f"tasks: unknown generation_kwargs {', '.join(unknown)}; they must be among "
                 f"{', '.join(sorted(_KNOWN | _OWN))}"
             )
-        most = asked["max_gen_toks"]
+        max_new_tokens = parsed["max_gen_toks"]
         as_document = options.get("document_start")
         ids = reader.tokenizer.prompt_ids(context) if as_document else reader.prompt(context)
-        room = left_for_prompt(reader.limit, most, "max_gen_toks")
-        ids = ids if room is None else ids[-room:]
+        max_prompt = left_for_prompt(reader.limit, max_new_tokens, "max_gen_toks")
+        ids = ids if max_prompt is None else ids[-max_prompt:]
         sampling = SamplingConfig(temperature=0, seed=seed)
-        if asked["do_sample"]:
-            cuts = {key: asked.get(key) for key in ("top_k", "top_p")}
-            temperature = float(asked.get("temperature", 1.0))  # 0 is greedy
+        if parsed["do_sample"]:
+            cuts = {key: parsed.get(key) for key in ("top_k", "top_p")}
+            temperature = float(parsed.get("temperature", 1.0))  # 0 is greedy
             sampling = SamplingConfig(temperature=temperature, seed=seed, **cuts)
         stream = example if options.get("streams") == "example" else _stream_of(ids)
-        until = tuple(filter(None, asked["until"]))
-        return cls(tuple(ids), until, most, sampling, stream + attempt)
+        until = tuple(filter(None, parsed["until"]))
+        return cls(tuple(ids), until, max_new_tokens, sampling, stream + attempt)
 
 
 def _stream_of(ids: list[int]) -> int:

@@ -56,8 +56,8 @@ def suggest_path(path: Path) -> str:
 
     Folders and checkpoints next to the path and in ``RUNS`` are compared.
     """
-    near = _near(path) or _near(RUNS / path)
-    return f"; did you mean {' or '.join(map(str, near[:3]))}?" if near else ""
+    matches = _near(path) or _near(RUNS / path)
+    return f"; did you mean {' or '.join(map(str, matches[:3]))}?" if matches else ""
 
 
 def _suggest_import(path: Path) -> str:
@@ -76,13 +76,13 @@ def _near(path: Path) -> list[Path]:
     """Returns an existing path itself, or else paths with similarly spelt parts."""
     if path.exists() or path == path.parent:
         return [path] if path.exists() else []
-    near = []
+    matches = []
     for folder in [path.parent] if path.parent.is_dir() else _near(path.parent):
         with contextlib.suppress(OSError):
             paths = [p for p in sorted(folder.iterdir()) if p.suffix == ".ckpt" or p.is_dir()]
             names = [p.name for p in paths if not p.name.startswith(".")]
-            near += [folder / name for name in difflib.get_close_matches(path.name, names, n=2)]
-    return near
+            matches += [folder / name for name in difflib.get_close_matches(path.name, names, n=2)]
+    return matches
 
 
 # ---- checkpoints

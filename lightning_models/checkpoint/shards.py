@@ -317,21 +317,21 @@ def whole(
     """
     if KEY not in content:
         return content
-    several = together and dist.is_available() and dist.is_initialized()
-    rank, world = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-    with _agreed(several):
+    distributed = together and dist.is_available() and dist.is_initialized()
+    rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    with _agreed(distributed):
         shards = Shards(path, content)
         shards.check()
         shards.verify(slice(rank, None, world))
     del content[KEY]
-    with _agreed(several):
+    with _agreed(distributed):
         read = shards.read(shards.tensors, empty)
         values = {stored.path: read[name] for name, stored in shards.tensors.items()}
         return put_back(content, values, path)
 
 
 @contextmanager
-def _agreed(several: bool) -> Iterator[None]:
+def _agreed(distributed: bool) -> Iterator[None]:
     """Raises a CheckpointError on all processes of a run if one of them raises it.
 
     Otherwise the others would wait for it in the next collective operation.
@@ -340,10 +340,10 @@ def _agreed(several: bool) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        if not several:
+        if not distributed:
             raise
         problem = str(error)
-    if not several:
+    if not distributed:
         return
     of_ranks: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, problem)

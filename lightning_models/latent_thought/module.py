@@ -163,16 +163,16 @@ class LatentThoughtLM(LanguageModel):
 
         Records the statistics of ``infer``.
         """
-        tokens, targets, known = batch["tokens"], batch["targets"], batch["mask"]  # (B, T) each
+        tokens, targets, mask = batch["tokens"], batch["targets"], batch["mask"]  # (B, T) each
         # attached to the graph, through which slow learning goes
         start = self.network.begin(tokens)
         with self._fast_mode():
             reading: Reading
             if self.config.slow_gradient == "trajectory":
-                reading = LearningReading(self.network, tokens, targets, known, start)
+                reading = LearningReading(self.network, tokens, targets, mask, start)
             else:
                 shared = None if self._drops() else start
-                reading = Reading(self.network, tokens, targets, known, shared)
+                reading = Reading(self.network, tokens, targets, mask, shared)
             posterior = self._infer(reading, self._keys(batch, TRAINED), self._fast_rate())
         # The inner sample (B, Z, D) is detached, except with an encoder: only the decoder learns.
         h = self.network(start, posterior.inner)  # (B, T, D)
@@ -195,8 +195,8 @@ class LatentThoughtLM(LanguageModel):
         config = self.config
         loop = InnerLoop(config, config.inner_lr[1] if rate is None else rate)
         shape = config.num_latents, config.dim
-        wide = torch.promote_types(self.network.output_matrix.dtype, torch.float32)
-        noise = Noise(keys, shape, reading.tokens.device, wide)
+        acc_dtype = torch.promote_types(self.network.output_matrix.dtype, torch.float32)
+        noise = Noise(keys, shape, reading.tokens.device, acc_dtype)
         if config.inference == "amortised":
             return infer(reading, noise, loop)
         with gradients_on():
@@ -263,22 +263,22 @@ class LatentThoughtLM(LanguageModel):
         batch = ordinary(batch)
         targets = batch["targets"]
         shared = "prefix" in batch
-        given = shared or "context" in batch
+        has_context = shared or "context" in batch
         keys = self._keys(batch, SCORED)
         if shared:  # rows with the same prefix have the same key
             by_prefix = dict(zip(batch["prefix_row"].tolist(), keys, strict=True))
             keys = [by_prefix[row] for row in range(len(batch["prefix"]))]
         with self._fast_mode():
-            reading = self._context_reading(batch) if given else self._reading(batch)
+            reading = self._context_reading(batch) if has_context else self._reading(batch)
             posterior = self._infer(reading, keys)
         divergence = posterior.divergence()  # (B, Z)
-        if given:
+        if has_context:
             z = posterior.mean.masked_fill(~reading.informed[:, None, None], 0.0)
         else:
             z = self._scored_sample(posterior, keys)
         with torch.no_grad():
             # (B, T, D)
-            h = self._given_states(batch, z) if given else self.network(reading.start, z)
+            h = self._given_states(batch, z) if has_context else self.network(reading.start, z)
         log_prob = self.target_log_probs(h, targets)  # (B, T)
         num_targets = (targets >= 0).sum(dim=1)
         if wants("posterior") and not shared:
@@ -294,7 +294,7 @@ class LatentThoughtLM(LanguageModel):
                 kl_floor=self._floor(self.config.inner_lr[1]),
                 latents_per_layer=self.config.latents_per_layer,
             )
-        if given:
+        if has_context:
             return Scores(log_prob, log_prob.new_zeros(len(log_prob)), num_targets, "estimate")
         if wants("prior_log_prob"):
             with torch.no_grad():
@@ -315,8 +315,8 @@ class LatentThoughtLM(LanguageModel):
         others = z.index_copy(0, rows, z[rows.roll(1)])  # uninformed rows keep their z
         with torch.no_grad():
             h = self.network(reading.start, others)  # (B, T, D)
-            each = token_scores(h, self.network.output_matrix, reading.targets)
-        return -each.log_prob.sum(dim=1)
+            scores = token_scores(h, self.network.output_matrix, reading.targets)
+        return -scores.log_prob.sum(dim=1)
 
     def _floor(self, rate: float) -> float:
         """Returns an approximate lower bound on a sequence's KL divergence, in nats."""

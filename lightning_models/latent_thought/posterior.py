@@ -224,10 +224,10 @@ def _variational(problem: InferenceProblem, noise: Noise, loop: InnerLoop) -> Po
     return Posterior(mean, log_variance, _sample(mean, log_variance, draws[loop.steps]))
 
 
-def _initial_mean(config: LatentThoughtConfig, noise: Noise, like: Tensor) -> Tensor:
+def _initial_mean(config: LatentThoughtConfig, noise: Noise, reference: Tensor) -> Tensor:
     """Returns the initial mu (B, Z, D)."""
     if not config.init_mean_std:
-        return torch.zeros_like(like)
+        return torch.zeros_like(reference)
     return config.init_mean_std * noise.draw(Purpose.START, 1)
 
 

@@ -65,9 +65,9 @@ class Reading:
         if not self.selects:
             return _likelihood(h, self.matrix, self.targets)
         states, targets = h.flatten(0, 1)[self.index], self.targets.flatten()[self.index]
-        total, each = linear_cross_entropy_each(states, self.matrix, targets)  # (), (n,)
-        by_row = each.new_zeros(len(h))  # (B,)
-        return Likelihood(total, by_row.index_add_(0, self.index // h.shape[1], each))
+        total, per_token = linear_cross_entropy_each(states, self.matrix, targets)  # (), (n,)
+        by_row = per_token.new_zeros(len(h))  # (B,)
+        return Likelihood(total, by_row.index_add_(0, self.index // h.shape[1], per_token))
 
     @functools.cached_property
     def index(self) -> Tensor:
@@ -138,5 +138,5 @@ def _ready(weight: Tensor) -> Tensor:
 
 
 def _likelihood(h: Tensor, matrix: Tensor, targets: Tensor) -> Likelihood:
-    total, each = linear_cross_entropy_each(h, matrix, targets)  # (), (B, T)
-    return Likelihood(total, each.sum(dim=1))
+    total, per_token = linear_cross_entropy_each(h, matrix, targets)  # (), (B, T)
+    return Likelihood(total, per_token.sum(dim=1))

@@ -154,17 +154,17 @@ def _allowed(q: Tensor, k: Tensor, rules: _Rules) -> Tensor | None:
         return rules.mask
     query = torch.arange(num_keys - num_queries, num_keys, device=q.device)[:, None]  # (T, 1)
     key = torch.arange(num_keys, device=q.device)  # (N,)
-    seen = key <= query if window is None else (key <= query) & (key > query - window)
-    return seen if rules.mask is None else seen & rules.mask
+    visible = key <= query if window is None else (key <= query) & (key > query - window)
+    return visible if rules.mask is None else visible & rules.mask
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, rules: _Rules, key_bias: Tensor | None) -> Tensor:
     """Reference implementation with explicit scores and softmax in float32 or better."""
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    acc_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
-        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * rules.scale  # (B, H, T, N)
+        scores = q.to(acc_dtype) @ k.to(acc_dtype).transpose(-1, -2) * rules.scale  # (B, H, T, N)
     if key_bias is not None:
-        scores = scores + key_bias[:, None, None, :].to(wide)
+        scores = scores + key_bias[:, None, None, :].to(acc_dtype)
     allowed = _allowed(q, k, rules)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -math.inf)
@@ -245,12 +245,12 @@ def _block_mask(
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Returns whether query i sees key j (bool scalar) in row b and head h."""
-        seen = j <= i + offset if causal else j >= 0
+        visible = j <= i + offset if causal else j >= 0
         if window is not None:
-            seen = seen & (j > i + offset - window)
+            visible = visible & (j > i + offset - window)
         if mask is not None:
-            seen = seen & mask[b % mask.shape[0], h % mask.shape[1], i, j]
-        return seen
+            visible = visible & mask[b % mask.shape[0], h % mask.shape[1], i, j]
+        return visible
 
     rows = None if mask is None else mask.shape[0]
     heads = None if mask is None else mask.shape[1]

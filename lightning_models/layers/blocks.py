@@ -81,7 +81,7 @@ def rope_tables(
 
     Args:
         positions: Position of each token in tokens (T,) or (B, T), integer or float.
-        rotary_dim: R, channels of a head that are rotated, even.
+        rotary_dim: R, the even number of rotated channels of a head.
         base: Base of the frequencies; the longest wavelength is about ``2 pi base`` tokens.
         scaling: The numbers of ``stretched``. Defaults to none.
     """
@@ -282,10 +282,10 @@ class Block(nn.Module):
         mask: Tensor | None = None,
     ) -> Tensor:
         """Returns the residual stream (B, T, D) after this block; arguments as SelfAttention's."""
-        seen = self.attention(
+        attended = self.attention(
             self.attention_norm(x), rope=rope, cache=cache, key_bias=key_bias, mask=mask
         )
-        between = self.add(x, self.dropout(seen), "attention")
+        between = self.add(x, self.dropout(attended), "attention")
         read = x if self.parallel else between
         out = self.feed_forward(self.feed_forward_norm(read))
         return self.add(between, self.dropout(out), "feed_forward")

@@ -179,8 +179,8 @@ class PonderLM2(LanguageModel):
         num_tokens = prompts.shape[1] + max_new_tokens
         cache = sequential.new_cache(self.network, len(prompts), num_tokens)
         if prompts.shape[1] > 1:
-            how = self.config.prefill
-            sequential.read_prompt(self.network, cache, prompts[:, :-1], lengths - 1, how)
+            prefill = self.config.prefill
+            sequential.read_prompt(self.network, cache, prompts[:, :-1], lengths - 1, prefill)
         return cache
 
     def decode_step(self, cache: SlotCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -337,5 +337,5 @@ def depth_losses(states: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
         targets: int64 (...), -100 where nothing is predicted.
     """
     # over all positions, since selecting targets would synchronise with the device in training
-    each = [linear_cross_entropy_each(h, matrix, targets)[1] for h in states.unbind(dim=-2)]
-    return torch.stack(each, dim=-1)
+    nll_by_depth = [linear_cross_entropy_each(h, matrix, targets)[1] for h in states.unbind(dim=-2)]
+    return torch.stack(nll_by_depth, dim=-1)

@@ -168,21 +168,23 @@ def iterate(network: SlotNetwork, x: Tensor, iterations: int | None) -> Iterate:
         x: Embedded tokens (B, T, D).
         iterations: J. None means iterating to convergence.
     """
-    config, most = network.config, network.config.thinking_steps
+    config, max_steps = network.config, network.config.thinking_steps
     current = Iterate(x.new_empty(*x.shape[:2], 0, x.shape[2]), None, 0)  # no latents: (B, T, 0, D)
-    if most == 0:
+    if max_steps == 0:
         return current
     # the fixed point is reached after K T passes at the latest
-    limit = most * x.shape[1] if iterations is None else iterations
-    total = most + limit + 1
-    for index in range(most + limit):
+    limit = max_steps * x.shape[1] if iterations is None else iterations
+    total = max_steps + limit + 1
+    for index in range(max_steps + limit):
         last = config.grad_last_passes
         graph = last is None or index >= total - last  # total includes the pass that predicts
         with contextlib.nullcontext() if graph else torch.no_grad():
             following = _pass(network, x, current)
         # bit-equal latents reproduce themselves in all further passes
         converged = (
-            iterations is None and index >= most and torch.equal(following.latents, current.latents)
+            iterations is None
+            and index >= max_steps
+            and torch.equal(following.latents, current.latents)
         )
         current = following
         if converged:
@@ -246,11 +248,11 @@ def pass_flops(network: SlotNetwork, context: int, iterations: float) -> list[tu
     K growing passes have 1, ..., K slots per token, then J + 1 have K + 1. Except for attention,
     K = 3 and J = 2.5 cost as much as 20 plain passes.
     """
-    most = network.config.thinking_steps
+    max_steps = network.config.thinking_steps
     router = router_flops(network)
-    growing = [(1.0, slots_flops(network, context, i) + router) for i in range(1, most + 1)]
-    others = iterations + 1 if most else 1.0
-    return [*growing, (others, slots_flops(network, context, most + 1) + router)]
+    growing = [(1.0, slots_flops(network, context, i) + router) for i in range(1, max_steps + 1)]
+    others = iterations + 1 if max_steps else 1.0
+    return [*growing, (others, slots_flops(network, context, max_steps + 1) + router)]
 
 
 def scoring_flops(network: SlotNetwork, context: int) -> float:

@@ -52,8 +52,8 @@ class Router(nn.Linear):
         Outside of training it is shifted by ``alpha``, and skipped steps have no share.
         """
         with torch.autocast(h.device.type, enabled=False):
-            wide = torch.promote_types(self.weight.dtype, torch.float32)
-            logits = F.linear(h.to(wide), self.weight.to(wide), self.bias.to(wide))
+            acc_dtype = torch.promote_types(self.weight.dtype, torch.float32)
+            logits = F.linear(h.to(acc_dtype), self.weight.to(acc_dtype), self.bias.to(acc_dtype))
         if not self.training and self.config.alpha:
             logits = logits + self.config.alpha * self._shape(logits)
         log_steps, log_tail = step_distribution(logits)  # both (..., K+1)
@@ -67,8 +67,8 @@ class Router(nn.Linear):
         # NOTE(paper): alpha on all logits, as printed, cancels in the softmax, so we use a ramp
         if self.config.alpha_shape == "scalar":
             return torch.ones_like(logits)
-        most = logits.shape[-1] - 1
-        return torch.arange(most + 1, device=logits.device, dtype=logits.dtype) / max(1, most)
+        steps = logits.shape[-1] - 1
+        return torch.arange(steps + 1, device=logits.device, dtype=logits.dtype) / max(1, steps)
 
 
 def step_distribution(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,5 +227,5 @@ def _bottom_means(values: Tensor, counts: Tensor) -> Tensor:
     The mean of none is 0. The counts stay on the device, without a synchronisation.
     """
     ordered = values.sort(dim=0).values  # (N, K), ascending
-    chosen = torch.arange(len(values), device=values.device)[:, None] < counts
-    return ordered.where(chosen, 0.0).sum(dim=0) / counts.clamp(min=1)
+    is_bottom = torch.arange(len(values), device=values.device)[:, None] < counts
+    return ordered.where(is_bottom, 0.0).sum(dim=0) / counts.clamp(min=1)

@@ -24,8 +24,8 @@ class SlotCache:
         thinking_steps: K.
     """
 
-    def __init__(self, kv: KVCache, capacity: int, like: Tensor, thinking_steps: int) -> None:
-        rows, device = len(like), like.device
+    def __init__(self, kv: KVCache, capacity: int, reference: Tensor, thinking_steps: int) -> None:
+        rows, device = len(reference), reference.device
         self.kv = kv
         self.bias: Tensor | None = None
         """Attention bias (B, capacity) of each entry as a key, or None if all are zero."""
@@ -36,9 +36,9 @@ class SlotCache:
         """Index of the next slot within the current token."""
         self.last = torch.full((rows,), thinking_steps, device=device)
         """Last step of the current token, known after slot 0."""
-        self.state = torch.zeros_like(like)
+        self.state = torch.zeros_like(reference)
         """Post-norm output of the previous slot."""
-        self.read_out = torch.zeros_like(like)
+        self.read_out = torch.zeros_like(reference)
         """Input of the output layer; with a router, the partial sum over steps so far."""
         self.steps: Steps | None = None
         """Step distribution of the current token, known after slot 0."""
@@ -85,8 +85,8 @@ def new_cache(network: SlotNetwork, rows: int, num_tokens: int) -> SlotCache:
     config, weight = network.config, network.embedding.weight
     capacity = num_tokens * (config.thinking_steps + 1)
     kv = KVCache(config.num_layers, rows, capacity, weight.device)
-    like = weight.new_zeros(rows, config.dim)
-    return SlotCache(kv, capacity, like, config.thinking_steps)
+    reference = weight.new_zeros(rows, config.dim)
+    return SlotCache(kv, capacity, reference, config.thinking_steps)
 
 
 def advance(
@@ -159,7 +159,7 @@ def _read_out(cache: SlotCache, h: Tensor) -> Tensor:
 
 
 def read_prompt(
-    network: SlotNetwork, cache: SlotCache, prompts: Tensor, lengths: Tensor, how: str
+    network: SlotNetwork, cache: SlotCache, prompts: Tensor, lengths: Tensor, prefill: str
 ) -> None:
     """Reads right-padded prompts (B, P) up to ``lengths`` (B,) into an empty cache.
 
@@ -168,9 +168,9 @@ def read_prompt(
         cache: Cache from ``new_cache``.
         prompts: int64 (B, P).
         lengths: int64 (B,), number of tokens to read, which may be 0.
-        how: 'sequential', or 'jacobi' to read all tokens in parallel with ``eval_iterations``.
+        prefill: 'sequential', or 'jacobi' to read all tokens in parallel with ``eval_iterations``.
     """
-    if how == "sequential":
+    if prefill == "sequential":
         while bool((active := cache.token < lengths).any()):
             index = cache.token.clamp(max=prompts.shape[1] - 1)[:, None]  # (B, 1)
             advance(network, cache, prompts.gather(1, index)[:, 0], active)
@@ -210,16 +210,18 @@ def read_text(
     num_slots = network.config.thinking_steps + 1
     cache = new_cache(network, rows, num_tokens) if cache is None else cache
     first = cache.token  # (B,), index of the first of these tokens in the text
-    like = cache.state
-    states = like.new_zeros(rows, num_tokens, num_slots, like.shape[1])
-    read_out = like.new_zeros(rows, num_tokens, like.shape[1])
+    reference = cache.state
+    states = reference.new_zeros(rows, num_tokens, num_slots, reference.shape[1])
+    read_out = reference.new_zeros(rows, num_tokens, reference.shape[1])
     steps: list[Tensor] | None = None
     executed = tokens.new_zeros(tokens.shape)
     row = torch.arange(rows, device=tokens.device)
+    # Each round computes one slot per active row, and rows may be at different tokens and slots.
     while bool((active := cache.token - first < lengths).any()):
         token, slot = (cache.token - first).clamp(max=num_tokens - 1), cache.slot
         ready = advance(network, cache, tokens[row, token], active)
         states[row[active], token[active], slot[active]] = cache.state[active]
+        # ready rows have finished their token, at its last executed slot
         read_out[row[ready], token[ready]] = cache.read_out[ready]
         executed[row[ready], token[ready]] = slot[ready]
         if cache.steps is not None:

@@ -94,19 +94,19 @@ def architecture(config: ReasoningConfig) -> Any:
     from transformers import AutoConfig
 
     name, settings, shape = config.backbone, config.architecture, None
-    named = _named(config)
+    label = _named(config)
     if settings is None:
         settings = _from_sizes(config) if name is None else KNOWN.get(name)
     if settings is None:
         assert name is not None
-        shape = read_pretrained(AutoConfig, name, "configuration", named, other=OTHER)
+        shape = read_pretrained(AutoConfig, name, "configuration", label, other=OTHER)
         settings = {"model_type": shape.model_type}
     family = settings.get("model_type", "qwen2")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
-            f"{named} is of the family {family}; it must be one of {', '.join(FAMILIES)}"
+            f"{label} is of the family {family}; it must be one of {', '.join(FAMILIES)}"
         )
-    with _in_one_line(named):
+    with _in_one_line(label):
         if shape is None:
             rest = {key: value for key, value in settings.items() if key != "model_type"}
             shape = AutoConfig.for_model(family, **rest)
@@ -116,12 +116,12 @@ def architecture(config: ReasoningConfig) -> Any:
         attention.add("cross_attention")
     if attention != {"full_attention"}:
         raise ValueError(
-            f"{named} has layers with {', '.join(sorted(attention))}; use a model with "
+            f"{label} has layers with {', '.join(sorted(attention))}; use a model with "
             "full_attention alone"
         )
     if not ropes <= set(ROPE_TYPES):
         raise ValueError(
-            f"{named} has rotary positions of the rope_type {', '.join(sorted(ropes))}; use a "
+            f"{label} has rotary positions of the rope_type {', '.join(sorted(ropes))}; use a "
             f"model with one of {', '.join(ROPE_TYPES)}, which do not depend on the longest row"
         )
     return shape
@@ -140,7 +140,7 @@ def _rope_types(shape: Any) -> set[str]:
 
 
 @contextlib.contextmanager
-def _in_one_line(named: str) -> Iterator[None]:
+def _in_one_line(label: str) -> Iterator[None]:
     """Turns errors of ``transformers`` about a configuration into a ValueError of one line.
 
     Errors of networks that are too large for memory pass through, for the caller to report.
@@ -154,7 +154,7 @@ def _in_one_line(named: str) -> Iterator[None]:
         if "overflow" in reason:
             raise
         raise ValueError(
-            f"{named} cannot be built by transformers ({type(error).__name__}: {reason[:200]}); "
+            f"{label} cannot be built by transformers ({type(error).__name__}: {reason[:200]}); "
             "correct the value, or use another backbone"
         ) from error
 
@@ -202,8 +202,8 @@ def load_causal_lm(config: ReasoningConfig) -> nn.Module:
         ValueError: If the model cannot be loaded, or lacks weights.
     """
     assert config.backbone is not None
-    named = f"backbone ({config.backbone})"
+    label = f"backbone ({config.backbone})"
     model: nn.Module = load_pretrained(
-        config.backbone, named, other=OTHER, attn_implementation=ATTENTION
+        config.backbone, label, other=OTHER, attn_implementation=ATTENTION
     )
     return model

@@ -316,12 +316,12 @@ def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor
     """
     keys = torch.arange(real.shape[1], device=real.device)  # (N,)
     rows = keys[-queries:, None]  # (T, 1)
-    seen = (keys <= rows) & real[:, None, :]  # (B, T, N)
+    visible = (keys <= rows) & real[:, None, :]  # (B, T, N)
     if window is not None:
         order = real.cumsum(dim=1)  # (B, N), padding repeats the count before it
-        seen = seen & (order[:, -queries:, None] - order[:, None, :] < window)
-    seen = seen | (keys == rows)
-    return seen[:, None]  # (B, 1, T, N), one mask for all heads
+        visible = visible & (order[:, -queries:, None] - order[:, None, :] < window)
+    visible = visible | (keys == rows)
+    return visible[:, None]  # (B, 1, T, N), one mask for all heads
 
 
 ReplaceLatents = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -75,13 +75,13 @@ class ReasoningLM(LanguageModel):
             wording: Token ids by field name.
         """
         current = {key: tuple(getattr(self.config, key)) for key in WORDING}
-        given = {key: tuple(wording[key]) for key in WORDING}
-        missing: dict[str, Any] = {key: ids for key, ids in given.items() if not current[key]}
+        fields = {key: tuple(wording[key]) for key in WORDING}
+        missing: dict[str, Any] = {key: ids for key, ids in fields.items() if not current[key]}
         self.config = dataclasses.replace(self.config, **missing)
         for key, ids in current.items():
-            if ids and ids != given[key]:
+            if ids and ids != fields[key]:
                 rank_zero_warn(
-                    f"the data's {key} is {given[key]}, the model's is {ids}: it keeps its own"
+                    f"the data's {key} is {fields[key]}, the model's is {ids}: it keeps its own"
                 )
 
     def recipe(self) -> dict[str, Any]:
@@ -145,12 +145,12 @@ class ThinkingStatesLM(ReasoningLM):
         super().setup(stage)
         longest = getattr(getattr(self.trainer, "datamodule", None), "longest_thought", None)
         tokens = 0 if longest is None else longest(self.config.chunk_size)
-        most = self.config.max_thought_tokens
-        if tokens > most:
+        max_tokens = self.config.max_thought_tokens
+        if tokens > max_tokens:
             rank_zero_warn(
-                f"max_thought_tokens ({most}) cuts thoughts at inference that training has whole: "
-                f"the data's longest one has {tokens} tokens; set max_thought_tokens={tokens} or "
-                "above"
+                f"max_thought_tokens ({max_tokens}) cuts thoughts at inference that training has "
+                f"whole: the data's longest one has {tokens} tokens; set "
+                f"max_thought_tokens={tokens} or above"
             )
 
     # ---- training
@@ -184,11 +184,11 @@ class ThinkingStatesLM(ReasoningLM):
         weights = torch.where(targets.trivial, config.trivial_weight, 1.0)
         if config.thought_loss == "chunk_sum":
             weights = weights / targets.sizes  # (B, P), 1 in sum over each thought
-        total, each = linear_cross_entropy_each(h, matrix, targets.tokens, weights)
+        total, per_target = linear_cross_entropy_each(h, matrix, targets.tokens, weights)
         output.terms["thoughts"] = self._thought_term(total * config.thought_weight, targets)
         chunks = (targets.valid / targets.sizes).sum()
         output.stats |= {
-            "thought_nll": Mean((each * targets.nontrivial).sum(), targets.nontrivial.sum()),
+            "thought_nll": Mean((per_target * targets.nontrivial).sum(), targets.nontrivial.sum()),
             "trivial_share": Mean(targets.trivial.sum(), chunks),
         }
         if self._is_logged:
@@ -220,8 +220,10 @@ class ThinkingStatesLM(ReasoningLM):
         self, h: Tensor, matrix: Tensor, targets: ThoughtTargets, output: LossOutput
     ) -> None:
         """Adds the accuracies of T, in a second pass over the vocabulary: losses keep no logits."""
-        chosen = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(targets.tokens.shape)
-        right = chosen == targets.tokens  # (B, P)
+        predicted = most_likely(h.detach().flatten(0, 1), matrix.detach()).view(
+            targets.tokens.shape
+        )
+        right = predicted == targets.tokens  # (B, P)
         output.stats |= {
             "thought_accuracy": Mean((right & targets.nontrivial).sum(), targets.nontrivial.sum()),
             "trivial_accuracy": Mean((right & targets.trivial).sum(), targets.trivial.sum()),

@@ -91,7 +91,7 @@ class CompressionBlock(nn.Module):
 
     Args:
         backbone: The backbone, with its weights, whose first layer is copied.
-        chunk_size: Tokens of a chunk, c.
+        chunk_size: Number of tokens per chunk, c.
     """
 
     def __init__(self, backbone: Backbone, chunk_size: int) -> None:
@@ -234,9 +234,9 @@ class ThinkingStatesNetwork(ReasoningNetwork):
         return states
 
 
-def _at(h: Tensor, where: Tensor) -> Tensor:
+def _at(h: Tensor, indices: Tensor) -> Tensor:
     """Returns the states (B, P, D) at positions (B, P) of flattened rows (B, T, D)."""
-    return h.flatten(0, 1)[where]
+    return h.flatten(0, 1)[indices]
 
 
 # ---- FLOPs

@@ -246,25 +246,25 @@ class QueryReader(ABC):
         Args:
             tapped: Inputs of T for the tokens of these blocks (B, n * c, D).
             rows: Indices of the rows (B,) int64.
-            start: The first block.
-            stop: The block after the last.
+            start: Index of the first block.
+            stop: Index after the last block.
         """
         self.tapped[rows, start:stop] = tapped.view(len(rows), stop - start, *self.tapped.shape[2:])
         real = self.blocks.real[rows, start:stop].flatten(0, 1)  # (B n, c)
         return open_thoughts(self.network, tapped.view(*real.shape, -1), real)
 
-    def finish(self, opened: OpenedThoughts, which: Tensor, rows: Tensor, blocks: Tensor) -> None:
+    def finish(self, opened: OpenedThoughts, indices: Tensor, rows: Tensor, blocks: Tensor) -> None:
         """Finishes thoughts, and sets the states of the blocks after them.
 
         Args:
             opened: The opened thoughts, whose cache is consumed.
-            which: Indices of the non-trivial thoughts among them (K,) int64.
+            indices: Indices of the non-trivial thoughts among them (K,) int64.
             rows: The row of each (K,) int64.
             blocks: The block of each (K,) int64.
         """
-        if not len(which):
+        if not len(indices):
             return
-        thoughts, state = finish_states(self.network, opened, which)
+        thoughts, state = finish_states(self.network, opened, indices)
         state = self.network.feed_back(state, self.num_thoughts[rows], rows)  # (K, c, D)
         self.num_thoughts[rows] += 1  # rows are distinct, so no increment is lost
         self.states[rows, blocks + 1] = state.to(self.states.dtype)
@@ -297,8 +297,8 @@ class SequentialReader(QueryReader):
             assert hidden.tapped is not None
             opened = self.open(hidden.tapped, rows, block, block + 1)
             nontrivial = self.blocks.thinks[:, block] & (opened.first != self.layout.end)  # (B,)
-            which = nontrivial.nonzero()[:, 0]
-            self.finish(opened, which, which, torch.full_like(which, block))
+            rows_to_think = nontrivial.nonzero()[:, 0]
+            self.finish(opened, rows_to_think, rows_to_think, torch.full_like(rows_to_think, block))
         return self.result(past, hidden.last[:, -1], self.blocks.chunks.tolist())
 
 
@@ -386,8 +386,8 @@ class SpeculativeReader(QueryReader):
         # blocks before a row's begin are read only because another row needs them
         thought = torch.where(nontrivial & (block >= begin[:, None]), block, stop).amin(dim=1)
         thinking = (thought < stop).nonzero()[:, 0]  # (K,)
-        which = thinking * len(block) + thought[thinking] - start  # among the B n opened thoughts
-        self.finish(opened, which, rows[thinking], thought[thinking])
+        indices = thinking * len(block) + thought[thinking] - start  # among the B n opened thoughts
+        self.finish(opened, indices, rows[thinking], thought[thinking])
         return thought
 
     def _layers(self, h: Tensor, rows: Tensor, layers: tuple[int, int], cache: Any) -> Tensor:
@@ -414,13 +414,13 @@ def _joined(parts: list[tuple[Tensor, Any]]) -> Any:
     if len(parts) == 1:
         return parts[0][1]
     order = torch.cat([rows for rows, _ in parts]).argsort()  # inverse of the order of leaving
-    whole = parts[0][1]
-    for index, layer in enumerate(whole.layers):
+    first = parts[0][1]
+    for index, layer in enumerate(first.layers):
         if layer.is_initialized:
             layers = [cache.layers[index] for _, cache in parts]
             layer.keys = torch.cat([part.keys for part in layers])[order]
             layer.values = torch.cat([part.values for part in layers])[order]
-    return whole
+    return first
 
 
 # ---- decoding of answers after queries that have been read

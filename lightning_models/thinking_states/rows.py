@@ -85,11 +85,11 @@ def join(*segments: tuple[Tensor, Tensor]) -> Joined:
     return Joined(packed.values, packed.lengths, segment)
 
 
-def constant(ids: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the same segment for every row of ``like`` (B, ...)."""
-    tokens = on_device(ids, like.device, torch.int64)
-    lengths = torch.full((len(like),), len(ids), device=like.device)
-    return tokens.expand(len(like), -1), lengths
+def constant(ids: Sequence[int], reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the same segment for every row of ``reference`` (B, ...)."""
+    tokens = on_device(ids, reference.device, torch.int64)
+    lengths = torch.full((len(reference),), len(ids), device=reference.device)
+    return tokens.expand(len(reference), -1), lengths
 
 
 def answer_of(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -312,7 +312,7 @@ class ThoughtLayout:
 
     def answer_tokens(self, batch: dict[str, Tensor]) -> Tensor:
         """Returns the prefix and the answer without its last token (B, P + A - 1)."""
-        answers = batch["targets"][:, :-1].clamp(min=0)
+        answers = batch["targets"][:, :-1].clamp(min=0)  # -100 in padding becomes a valid id
         prefix = on_device(self.prefix, answers.device, torch.int64)
         return torch.cat((prefix.expand(len(answers), -1), answers), dim=1)
 
@@ -344,12 +344,13 @@ class ThoughtLayout:
 
     def _thinking_width(self, batch: dict[str, Tensor]) -> int:
         """Returns W; T reads the tokens of answers only if they can complete a chunk."""
-        wide = self.grid.in_answers or self.grid.mode == "absolute"
-        return self._width(batch) if wide else batch["query"].shape[1]
+        whole_row = self.grid.in_answers or self.grid.mode == "absolute"
+        return self._width(batch) if whole_row else batch["query"].shape[1]
 
     def _chunks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the chunks (B, n) that fit this batch's widths, and which of them think."""
         c, query = self.grid.chunk_size, batch["query"].shape[1]
+        # enough for any row: chunks of the widest query, then of the answers, each rounded up
         num_chunks = -(-query // c) + -(-(self._thinking_width(batch) - query) // c)
         lengths = batch["query_lengths"][:, None]
         chunk = torch.arange(num_chunks, device=lengths.device).expand(len(lengths), -1)

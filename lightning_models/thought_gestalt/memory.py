@@ -100,9 +100,11 @@ def _mean_weights(q: Tensor, k: Tensor) -> Tensor:
 
     Computed in float32 or better.
     """
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    acc_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
-        scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / math.sqrt(q.shape[-1])  # (A, H, U, M)
+        scores = (
+            q.to(acc_dtype) @ k.to(acc_dtype).transpose(-1, -2) / math.sqrt(q.shape[-1])
+        )  # (A, H, U, M)
     return scores.softmax(dim=-1).mean(dim=1)
 
 

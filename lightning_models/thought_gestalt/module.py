@@ -113,6 +113,7 @@ class ThoughtGestaltLM(LanguageModel):
             sums = torch.zeros(1 + len(KINDS), dtype=torch.float32, device=self.device)
             return sums[0], sums[1:]
         if self.network.recomputes:
+            # losses inside each checkpointed step, so that only its scalars are kept
             parts = zip(*self.network.run(steps, shares, consume), strict=True)
             total, sums = (torch.stack(part).sum(dim=0) for part in parts)
             return total, sums
@@ -124,6 +125,7 @@ class ThoughtGestaltLM(LanguageModel):
                 for h, step in zip(states, steps, strict=True)
             ]
             record("sentences", vectors=vectors, nll=nll)
+        # all steps in one pass over the vocabulary: (sum of P,)
         targets = torch.cat([step.targets for step in steps])
         kinds = torch.cat([step.target_kind for step in steps])
         return _kind_losses(torch.cat(states), matrix, targets, kinds, weights)

@@ -58,9 +58,11 @@ class CopyNetwork(TransformerNetwork):
             index, mask = torch.arange(num_new, device=tokens.device), None
         else:
             index, mask = cache.positions(num_new), cache.mask(num_new)
+        # embed ignores its positions here, which are rotary
         x = self.embed(tokens, tokens).repeat_interleave(copies, dim=1)  # (B, n T, D)
         h = self.run(x, self.copy_positions(index), cache=cache, mask=mask)
-        return h[:, copies - 1 :: copies]  # (B, n T, D) -> (B, T, D)
+        # the right-most copy sees all copies of its token, and predicts: (B, n T, D) -> (B, T, D)
+        return h[:, copies - 1 :: copies]
 
     def copy_positions(self, index: Tensor) -> Tensor:
         """Returns the rotary positions of the copies at ``index`` of the sequence of n T copies.

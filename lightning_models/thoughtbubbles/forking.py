@@ -173,7 +173,7 @@ def window_topk(
         streams: The N streams that the candidates come from.
         history: Scores (B, w - 1, G) of the preceding tokens, -inf before the sequence. G is the
             maximum number of candidates of a token at this layer.
-        per_window: Survivors in a window, ceil(r w).
+        per_window: Number of survivors per window, ceil(r w).
 
     Returns:
         The choice, and the scores (B, w - 1 + T, G) of the history followed by these tokens.
@@ -287,9 +287,9 @@ class ForkLayer(nn.Module):
         """Returns log p_hat (B, 2 N), float32, for fork and keep of each stream (eqs. 1 to 3)."""
         # in float32 under autocast too: scores multiply over the fork layers
         with torch.autocast(streams.x.device.type, enabled=False):
-            wide = torch.promote_types(streams.x.dtype, torch.float32)
-            normed = self.norm(streams.x.to(self.score.weight.dtype)).to(wide)
-            logits = F.linear(normed, self.score.weight.to(wide))  # (B, N, 2): fork, keep
+            acc_dtype = torch.promote_types(streams.x.dtype, torch.float32)
+            normed = self.norm(streams.x.to(self.score.weight.dtype)).to(acc_dtype)
+            logits = F.linear(normed, self.score.weight.to(acc_dtype))  # (B, N, 2): fork, keep
             log_action = F.logsigmoid(logits).clamp(min=LOWEST_LOG_ACTION)
         return (streams.log_p[..., None] + log_action).flatten(1)  # (B, N, 2) -> (B, 2 N)
 
@@ -301,15 +301,15 @@ class ForkLayer(nn.Module):
         first one.
         """
         # torch.where instead of branches: no synchronisation with the device
-        seen = border.isfinite()
+        observed = border.isfinite()
         # the first observation replaces the initial -inf
         weight = torch.where(
             self.updates > 0, 1 - self.config.threshold_decay, torch.ones_like(border)
         )
         old = torch.where(self.updates > 0, self.threshold, border)
-        self.threshold.copy_(torch.where(seen, torch.lerp(old, border, weight), self.threshold))
-        self.updates.add_(seen)
-        self.observed_ratio.copy_(torch.where(seen, self.config.ratio, self.observed_ratio))
+        self.threshold.copy_(torch.where(observed, torch.lerp(old, border, weight), self.threshold))
+        self.updates.add_(observed)
+        self.observed_ratio.copy_(torch.where(observed, self.config.ratio, self.observed_ratio))
 
     def _choose(
         self,
@@ -364,8 +364,8 @@ class ForkLayer(nn.Module):
         """
         if allocation == "threshold":
             return self.config.competes(self.ordinal)
-        whole = streams.num_tokens if self.config.budget == "dynamic" else self.config.block_size
-        return 2 * streams.x.shape[1] > self.config.ratio * whole
+        full = streams.num_tokens if self.config.budget == "dynamic" else self.config.block_size
+        return 2 * streams.x.shape[1] > self.config.ratio * full
 
     def _assemble(
         self, streams: ResidualStreams, log_scores: Tensor, index: Tensor

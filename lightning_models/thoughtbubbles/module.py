@@ -179,6 +179,7 @@ class ThoughtbubblesLM(LanguageModel):
         count = wants("generated_steps")
         if isinstance(cache, PrefixCache):
             prefix, lengths = cache.append(tokens)
+            # the whole prefix again, as a new token can change which streams survive
             decoded, last = self.network(prefix, lengths, count=count), lengths - 1
         else:
             decoded = self.network(tokens[:, None], None, cache, count=count)
@@ -211,8 +212,8 @@ class ThoughtbubblesLM(LanguageModel):
 
         Args:
             context: Number of tokens of the context.
-            steps: Streams of a token beyond its first, averaged over tokens and blocks and
-                distributed over the blocks in proportion to the budget. Defaults to the budget.
+            steps: Number of streams of a token beyond its first, averaged over tokens and blocks
+                and distributed over the blocks in proportion to the budget. Defaults to the budget.
         """
         planned = self.passes_per_token(context) - 1
         if steps is None or planned == 0:
@@ -274,8 +275,8 @@ class ThoughtbubblesLM(LanguageModel):
         """
         blocks = [stop - start for start, stop in self.config.stretches]
         # after n fork layers a token has at most 2^n streams
-        most = sum((2**forks - 1) * count for forks, count in enumerate(blocks)) / len(streams)
-        record("thinking_steps", executed=_additional(streams), most=most)
+        max_forks = sum((2**forks - 1) * count for forks, count in enumerate(blocks)) / len(streams)
+        record("thinking_steps", executed=_additional(streams), most=max_forks)
         streams = streams if before is None else torch.cat((before, streams), dim=2)
         tokens = (streams[0] > 0).sum(dim=1)
         rows = zip(streams.sum(dim=2).t().tolist(), tokens.tolist(), strict=True)
@@ -316,15 +317,16 @@ class ThoughtbubblesLM(LanguageModel):
     def _next_token(self, decoded: Decoded, last: Tensor) -> Tensor:
         """Returns log-probabilities (B, V) of the token after index ``last`` (B,) of each row."""
         is_last = decoded.token == last[:, None]  # (B, N), the states of token ``last``
-        most = int(is_last.sum(dim=1).max())
-        # (B, most), indices of these states; rows with fewer are filled up with other states
-        index = is_last.int().topk(most, dim=1).indices
+        width = int(is_last.sum(dim=1).max())
+        # (B, width), indices of these states; rows with fewer are filled up with other states
+        index = is_last.int().topk(width, dim=1).indices
         alive = is_last.gather(1, index)
         log_p = decoded.log_p.gather(1, index).masked_fill(~alive, -torch.inf)
+        # (B, width, D), the same index for all channels
         states = decoded.states.gather(1, index[..., None].expand(-1, -1, decoded.states.shape[-1]))
         matrix = self.network.output_matrix.to(states.dtype)
-        log_prob = logits(states.flatten(0, 1), matrix).log_softmax(dim=-1)  # (B most, V)
-        log_prob = log_prob.view(len(last), most, -1)
+        log_prob = logits(states.flatten(0, 1), matrix).log_softmax(dim=-1)  # (B width, V)
+        log_prob = log_prob.view(len(last), width, -1)
         mixed = (log_prob + log_p[..., None]).logsumexp(dim=1)  # log sum_j P_j p_j, (B, V)
         return mixed - log_p.logsumexp(dim=1, keepdim=True)  # less log sum_j P_j (eq. 11)
 

@@ -84,7 +84,8 @@ class StretchCache(KVCache):
 
     def append_scores(self, log_p: Tensor) -> Tensor:
         """Appends log P (B, N) of new streams and returns log P of all keys (B, N_all)."""
-        scores = log_p[:, None, :, None]  # one head with one channel, (B, 1, N, 1)
+        # stored as keys of one head with one channel, so rows of different lengths stay aligned
+        scores = log_p[:, None, :, None]  # (B, 1, N, 1)
         return self.layers[-1].append(scores, scores)[0][:, 0, :, 0]
 
 
@@ -98,6 +99,7 @@ class PrefixCache:
 
     def append(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Appends ``tokens`` (B,) and returns all tokens (B, longest) with their lengths (B,)."""
+        # each row writes at its own length, over padding
         self.tokens = self.tokens.scatter(1, self.lengths[:, None], tokens[:, None])
         self.lengths = self.lengths + 1
         return self.tokens[:, : int(self.lengths.max())], self.lengths

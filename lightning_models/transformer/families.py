@@ -1,6 +1,6 @@
 """Model families of ``transformers`` that the plain decoder implements: options and tensor names.
 
-Each family has one table for both directions: import (theirs to ours) and export (ours to theirs).
+Each family has one table for both directions, import from the hub and export to it.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,84 +24,87 @@ class HubFamily:
     """One architecture of ``transformers``."""
 
     model_type: str
-    """Its name in ``transformers``."""
+    """Name of the architecture in ``transformers``."""
     to_ours: Callable[[Any], Options]
-    """Function from its configuration to fields of TransformerConfig. It raises a ValueError that
-    names options we do not implement."""
+    """Converts a hub configuration to fields of TransformerConfig. Raises a ValueError that names
+    unsupported options."""
     to_theirs: Callable[[TransformerConfig], Options]
-    """Function from our configuration to fields of its configuration."""
+    """Converts a TransformerConfig to fields of a hub configuration."""
     modules: Mapping[str, str]
-    """Their names of our modules outside the blocks."""
+    """Hub name of each module outside the blocks."""
     block: str
     """Format string of a block's name, with a field for its index."""
     block_modules: Mapping[str, tuple[str, ...]]
-    """Their names of our modules in a block. Several of theirs are stacked in ours."""
+    """Hub names of each module in a block; the rows of several hub modules are stacked in one."""
     transposed: bool = False
-    """Whether they store linear weights of blocks as (in, out)."""
+    """Whether the hub stores linear weights of blocks as (in, out)."""
     qkv_by_head: bool = False
-    """Whether their rows of queries, keys and values are grouped by head first."""
+    """Whether the hub groups the rows of queries, keys and values by head first."""
 
-    def import_weights(self, theirs: Weights, config: DecoderConfig) -> dict[str, Tensor]:
-        """Returns our network's tensors that the model has.
+    def import_weights(self, hub_weights: Weights, config: DecoderConfig) -> dict[str, Tensor]:
+        """Returns the tensors of this project's network that a hub model has.
 
         Args:
-            theirs: State dict of the model.
-            config: Configuration of our network.
+            hub_weights: State dict of the hub model.
+            config: Configuration of this project's network.
         """
-        ours = {}
+        weights = {}
         for name, parts in self._names(config):
             for part in ("weight", "bias"):
                 tensors = [
-                    theirs[f"{source}.{part}"] for source in parts if f"{source}.{part}" in theirs
+                    hub_weights[f"{source}.{part}"]
+                    for source in parts
+                    if f"{source}.{part}" in hub_weights
                 ]
                 if tensors:
-                    ours[f"{name}.{part}"] = torch.cat([self._turn(name, x) for x in tensors])
+                    weights[f"{name}.{part}"] = torch.cat([self._turn(name, x) for x in tensors])
                     if self.qkv_by_head and name.endswith(".qkv"):
                         # rows (H, 3, C) become (3, H, C)
-                        ours[f"{name}.{part}"] = _swap(tensors[0], config.num_heads, 3)
-        return ours
+                        weights[f"{name}.{part}"] = _swap(tensors[0], config.num_heads, 3)
+        return weights
 
     def export_weights(
-        self, ours: Weights, config: DecoderConfig, shapes: Weights
+        self, weights: Weights, config: DecoderConfig, shapes: Weights
     ) -> dict[str, Tensor]:
-        """Returns their model's tensors, with zeros for biases that ours lacks.
+        """Returns the hub model's tensors, with zeros for biases that this project's network lacks.
 
         Args:
-            ours: State dict of our network.
-            config: Configuration of our network.
-            shapes: State dict of their model, on any device.
+            weights: State dict of this project's network.
+            config: Configuration of this project's network.
+            shapes: State dict of the hub model, on any device.
         """
-        theirs: dict[str, Tensor] = {}
+        hub_weights: dict[str, Tensor] = {}
         for name, parts in self._names(config):
             for part in ("weight", "bias"):
-                wanted = [f"{source}.{part}" for source in parts if f"{source}.{part}" in shapes]
-                if not wanted:
+                hub_keys = [f"{source}.{part}" for source in parts if f"{source}.{part}" in shapes]
+                if not hub_keys:
                     continue
-                tensor = ours.get(f"{name}.{part}")
+                tensor = weights.get(f"{name}.{part}")
                 if tensor is None:
-                    like = ours["embedding.weight"]
-                    theirs |= {key: like.new_zeros(shapes[key].shape) for key in wanted}
+                    reference = weights["embedding.weight"]
+                    hub_weights |= {key: reference.new_zeros(shapes[key].shape) for key in hub_keys}
                     continue
                 if self.qkv_by_head and name.endswith(".qkv"):
                     tensor = _swap(tensor, 3, config.num_heads)
                 tensor = self._turn(name, tensor)
-                rows = [shapes[key].shape[0] for key in wanted]
-                theirs |= dict(zip(wanted, tensor.split(rows), strict=True))
+                rows = [shapes[key].shape[0] for key in hub_keys]
+                hub_weights |= dict(zip(hub_keys, tensor.split(rows), strict=True))
         embedding = f"{self.modules['embedding']}.weight"
-        theirs[embedding] = theirs[embedding] * embedding_scale(config)  # theirs scale nothing
-        return {key: tensor.contiguous() for key, tensor in theirs.items()}
+        # hub models do not scale embeddings, so the factor goes into the weights
+        hub_weights[embedding] = hub_weights[embedding] * embedding_scale(config)
+        return {key: tensor.contiguous() for key, tensor in hub_weights.items()}
 
     def _names(self, config: DecoderConfig) -> list[tuple[str, tuple[str, ...]]]:
-        """Returns the names of our modules, each with the names of theirs that it consists of."""
+        """Returns the name of each module, with the hub names of its parts."""
         names: list[tuple[str, tuple[str, ...]]] = [
-            (ours, (theirs,))
-            for ours, theirs in self.modules.items()
-            if ours != "head" or not config.tie_head
+            (name, (hub_name,))
+            for name, hub_name in self.modules.items()
+            if name != "head" or not config.tie_head
         ]
         for index in range(config.num_layers):
-            for ours, theirs in self.block_modules.items():
+            for name, hub_name in self.block_modules.items():
                 prefix = self.block.format(index)
-                names.append((f"blocks.{index}.{ours}", tuple(f"{prefix}.{x}" for x in theirs)))
+                names.append((f"blocks.{index}.{name}", tuple(f"{prefix}.{x}" for x in hub_name)))
         return names
 
     def _turn(self, name: str, tensor: Tensor) -> Tensor:
@@ -194,7 +197,7 @@ GPT2 = HubFamily(
 
 _TITLES = {"llama": "LLaMA", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-"""Their names of the entries of ``rope_scaling``."""
+"""Names of the entries of ``rope_scaling`` on the hub."""
 
 
 def _rope(config: Any) -> Options:

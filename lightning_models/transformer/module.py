@@ -90,12 +90,13 @@ class TransformerLM(LanguageModel):
         cache = self.network.new_cache(len(prompts), slots * (prompts.shape[1] + max_new_tokens))
         if prompts.shape[1] > 1:
             self.network(prompts[:, :-1], cache)
+            # keeps the entries of real tokens; padding and the last token are written over later
             cache.advance(slots * (lengths - 1))
         return cache
 
     def decode_step(self, cache: KVCache, tokens: Tensor) -> tuple[Tensor, Tensor]:
         # Returns next-token logits (B, V) after ``tokens`` (B,), for which every row is ready.
-        h = self.network(tokens[:, None], cache)
+        h = self.network(tokens[:, None], cache)  # (B, 1, D)
         cache.advance(self.slots_per_token)
         logits = h[:, 0] @ self.network.output_matrix.to(h.dtype).t()
         return logits.float(), torch.ones_like(tokens, dtype=torch.bool)

@@ -155,22 +155,22 @@ class Backbone(nn.Module):
             mask: See ``SelfAttention``.
         """
         rope, config = None, self.config
-        if self.position is None:
+        if self.position is None:  # the tables are the same for all blocks
             rope = rope_tables(
                 positions, config.rotary_dim, config.rope_base, config.rotary_scaling
             )
         for index, block in enumerate(self.blocks):
-            layer = None if cache is None else cache.layers[index]
+            layer = None if cache is None else cache.layers[index]  # K and V of this block alone
             x = block(x, rope=rope, cache=layer, key_bias=key_bias, mask=mask)
         return self.norm(x)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Returns the input of the first block (B, T, D)."""
-        x = self.embedding(tokens)
+        x = self.embedding(tokens)  # (B, T, D)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         if self.position is not None:
-            x = x + self.position(positions)
+            x = x + self.position(positions)  # (T, D) or (B, T, D); rotary ones enter in attention
         return self.dropout(x)
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -191,5 +191,6 @@ class TransformerNetwork(Backbone):
         if cache is None:
             positions, mask = torch.arange(num_new, device=tokens.device), None
         else:
+            # rows may have different lengths; then each has separate positions and a mask
             positions, mask = cache.positions(num_new), cache.mask(num_new, self.config.window)
         return self.run(self.embed(tokens, positions), positions, cache=cache, mask=mask)

@@ -14,15 +14,15 @@ INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def read_pretrained(
-    cls: Any, source: str, what: str, named: str, *, other: str, **options: Any
+    cls: Any, source: str, part: str, label: str, *, other: str, **options: Any
 ) -> Any:
     """Reads a model, configuration or tokenizer, without running its author's code.
 
     Args:
         cls: Class of ``transformers`` with ``from_pretrained``.
         source: Hub name, or folder written by ``save_pretrained``.
-        what: Noun for messages: 'model', 'tokenizer' or 'configuration'.
-        named: The option and its value, for messages.
+        part: Noun for messages: 'model', 'tokenizer' or 'configuration'.
+        label: The option and its value, for messages.
         other: Alternative to pass, for messages.
         **options: Further options of ``from_pretrained``.
 
@@ -39,18 +39,18 @@ def read_pretrained(
             return cls.from_pretrained(path, trust_remote_code=False, **options)
     except TooLargeError as error:
         joined = ", or" if str(error).endswith("lower it") else ";"
-        raise ValueError(f"{named}: config.json: {error}{joined} pass {other}") from error
+        raise ValueError(f"{label}: config.json: {error}{joined} pass {other}") from error
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{named} is refused: its pickled weights contain more than tensors, which could "
+            f"{label} is refused: its pickled weights contain more than tensors, which could "
             "run any code while loading. Use a model with .safetensors weights"
         ) from error
     except OSError as error:
-        raise ValueError(f"{named}: {_absence(folder, what)}pass {other}") from error
+        raise ValueError(f"{label}: {_absence(folder, part)}pass {other}") from error
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{named}: the {what} cannot be read ({reason}); get it again, or pass {other}"
+            f"{label}: the {part} cannot be read ({reason}); get it again, or pass {other}"
         ) from error
 
 
@@ -67,17 +67,17 @@ def _check_layers(folder: Path) -> None:
         check_layers(content, "")
 
 
-def _absence(folder: Path, what: str) -> str:
+def _absence(folder: Path, part: str) -> str:
     """Returns the beginning of the message for a source that could not be opened."""
     if not folder.is_dir():
-        return f"no {what} found (neither in a local folder of that name nor on the hub); "
-    missing = _missing_shards(folder) if what == "model" else []
+        return f"no {part} found (neither in a local folder of that name nor on the hub); "
+    missing = _missing_shards(folder) if part == "model" else []
     if missing:
         return (
             f"{len(missing)} of the files that its index names are missing ({missing[0]}), so it "
             "is not whole; get it again, or "
         )
-    return f"no {what} found in this folder; "
+    return f"no {part} found in this folder; "
 
 
 def _missing_shards(folder: Path) -> list[str]:
@@ -94,7 +94,7 @@ def _missing_shards(folder: Path) -> list[str]:
 
 def load_pretrained(
     source: str,
-    named: str,
+    label: str,
     *,
     other: str,
     head: Literal["causal", "none"] = "causal",
@@ -109,7 +109,7 @@ def load_pretrained(
 
     Args:
         source: Hub name, or folder written by ``save_pretrained``.
-        named: The option and its value, for messages.
+        label: The option and its value, for messages.
         other: Alternative to pass, for messages.
         head: 'causal' predicts next tokens, 'none' returns hidden states only.
         dtype: Dtype of the loaded weights. The default, float32, represents float32, bfloat16 and
@@ -125,7 +125,7 @@ def load_pretrained(
         AutoModelForCausalLM if head == "causal" else AutoModel,
         source,
         "model",
-        named,
+        label,
         other=other,
         dtype=dtype,
         weights_only=True,
@@ -135,7 +135,7 @@ def load_pretrained(
     missing = sorted(info["missing_keys"])
     if missing:  # transformers only initialises them at random
         raise ValueError(
-            f"{named}: {len(missing)} of the model's weights are not in it ({missing[0]}); get it "
+            f"{label}: {len(missing)} of the model's weights are not in it ({missing[0]}); get it "
             f"again, or pass {other}"
         )
     if head == "causal":

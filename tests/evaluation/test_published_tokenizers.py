@@ -126,7 +126,7 @@ def test_tasks_keep_the_space_of_a_continuation(monkeypatch):
 
     def texts(*until):
         requests = [
-            WritingRequest.of(text, {"until": list(until)}, reader, most=9, seed=0)
+            WritingRequest.of(text, {"until": list(until)}, reader, max_new_tokens=9, seed=0)
             for text in ("the", "")
         ]
         return write(lm.model, tokenizer, requests).texts

@@ -194,7 +194,7 @@ def test_pairs_are_drawn_without_replacement():
 
 def test_batches_have_one_length_and_every_prompt_once():
     prompts = [[0] * length for length in (3, 5, 3, 3, 5, 4)]
-    assert equal_lengths(prompts, most=2) == [[0, 2], [3], [1, 4], [5]]
+    assert equal_lengths(prompts, max_rows=2) == [[0, 2], [3], [1, 4], [5]]
 
 
 # ---- checkpoints

@@ -312,7 +312,7 @@ def test_stage_tables(pad):
             own = torch.full_like(steps, at)
             batch = {"step_lengths": lengths}
             n = torch.minimum(own, steps) if at <= last else steps
-            m = num_latents(own, steps, each=each, last=last, pad=pad)
+            m = num_latents(own, steps, per_step=each, last=last, pad=pad)
             assert table.removed(batch, own).tolist() == n.tolist()
             counts = [coconut.stage_counts(stage, s, last, each, pad) for s in steps.tolist()]
             assert m.tolist() == [count for _, count in counts]

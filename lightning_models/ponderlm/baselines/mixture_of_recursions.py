@@ -88,8 +88,8 @@ def chosen_first(chosen: Tensor, width: int) -> Tensor:
 
 def width_of(chosen: Tensor) -> int:
     """Returns the padded width for the chosen tokens of the fullest row, 0 if there are none."""
-    most = int(chosen.sum(dim=1).max()) if chosen.numel() else 0
-    return min(chosen.shape[1], math.ceil(most / WIDTH_STEP) * WIDTH_STEP)
+    width = int(chosen.sum(dim=1).max()) if chosen.numel() else 0
+    return min(chosen.shape[1], math.ceil(width / WIDTH_STEP) * WIDTH_STEP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,9 +231,11 @@ class MoRNetwork(RepeatedNetwork):
         """Returns router logits (B, T) for the stream (B, T, D), in float32 or better."""
         router = self.routers[recursion]
         assert isinstance(router, nn.Linear)
-        wide = torch.promote_types(x.dtype, torch.float32)
+        acc_dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            logit = F.linear(x.to(wide), router.weight.to(wide), router.bias.to(wide))
+            logit = F.linear(
+                x.to(acc_dtype), router.weight.to(acc_dtype), router.bias.to(acc_dtype)
+            )
         return logit[..., 0]
 
     def recurse(
@@ -374,9 +376,10 @@ class MoRLM(DepthLM):
         tokens, rows = batch["prefix"][:, :-1], batch["prefix_row"]
         cache = self.network.new_cache(len(tokens), tokens.shape[1] + 1 + batch["tokens"].shape[1])
         positions = torch.arange(tokens.shape[1], device=tokens.device)
+        # (C, P - 1): the last token of a prefix is the first of its continuations
         real = positions < batch["prefix_lengths"][:, None] - 1
         recursed: Recursed = self.network(tokens, cache, valid=real, routing="threshold")
-        cache.select(rows)
+        cache.select(rows)  # (C prefixes) -> (B continuations), one copy for each
         return cache, _Prefix(recursed.executed[rows], real[rows])
 
     def init_cache(  # type: ignore[override]
@@ -389,6 +392,7 @@ class MoRLM(DepthLM):
         num_tokens = prompts.shape[1]
         cache = self.network.new_cache(len(prompts), num_tokens + max_new_tokens)
         if num_tokens > 1:
+            # (B, P - 1): decode_step reads the last token of each prompt
             valid = torch.arange(num_tokens - 1, device=prompts.device) < lengths[:, None] - 1
             self.network(prompts[:, :-1], cache, valid=valid, routing="threshold")
         return cache
@@ -424,14 +428,14 @@ class MoRLM(DepthLM):
         Raises:
             ValueError: If ``steps`` is not between 0 and ``thinking_steps``.
         """
-        capacities, most = self.config.capacities, self.config.thinking_steps
-        if not 0 <= steps <= most:
-            raise ValueError(f"steps ({steps}) must be between 0 and thinking_steps ({most})")
+        capacities, max_steps = self.config.capacities, self.config.thinking_steps
+        if not 0 <= steps <= max_steps:
+            raise ValueError(f"steps ({steps}) must be between 0 and thinking_steps ({max_steps})")
         usual = sum(capacities)
         if steps <= usual:
             shares = [capacity * steps / usual for capacity in capacities]
         else:
-            missing = (most - steps) / (most - usual)
+            missing = (max_steps - steps) / (max_steps - usual)
             shares = [1 - (1 - capacity) * missing for capacity in capacities]
         return self.flops_of_shares(context, shares)
 

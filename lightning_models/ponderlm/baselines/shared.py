@@ -19,7 +19,7 @@ def positions_and_mask(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns positions (T,) or (B, T) of ``num_new`` entries and their attention mask, if any."""
     if cache is None:
-        return torch.arange(num_new, device=device), None
+        return torch.arange(num_new, device=device), None  # causality needs no mask
     return cache.positions(num_new), cache.mask(num_new)
 
 
@@ -55,6 +55,7 @@ class RepeatedNetwork(TransformerNetwork):
             blocks: Blocks to apply. Defaults to the repeated stack.
             first: First layer of the blocks in the cache. Defaults to L times ``application``.
         """
+        # applications share weights, but not keys and values: each has L layers of the cache
         first = application * len(self.blocks) if first is None else first
         for index, block in enumerate(self.blocks if blocks is None else blocks):
             layer = None if cache is None else cache.layers[first + index]

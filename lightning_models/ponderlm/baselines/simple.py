@@ -271,10 +271,10 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of states and both matrices in their dtypes, summed in float32."""
     states, scores, table, grad = (x.to(dtype) for x in (h, output_matrix, input_matrix, grad))
-    wide = torch.promote_types(dtype, torch.float32)
+    acc_dtype = torch.promote_types(dtype, torch.float32)
     grad_h = torch.empty_like(h)
-    grad_scores = torch.zeros_like(output_matrix, dtype=wide)
-    grad_table = torch.zeros_like(input_matrix, dtype=wide)
+    grad_scores = torch.zeros_like(output_matrix, dtype=acc_dtype)
+    grad_table = torch.zeros_like(input_matrix, dtype=acc_dtype)
     for rows in row_chunks(len(h), h.device):
         probs = logits(states[rows], scores).softmax(dim=-1)  # (rows, V)
         grad_table += probs.to(dtype).t() @ grad[rows]  # (V, rows) (rows, D)

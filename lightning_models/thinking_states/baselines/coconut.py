@@ -54,7 +54,7 @@ class CoconutConfig(LatentConfig, StagedConfig):
 # ---- rows
 
 
-def num_latents(stages: Tensor, steps: Tensor, *, each: int, last: int, pad: bool) -> Tensor:
+def num_latents(stages: Tensor, steps: Tensor, *, per_step: int, last: int, pad: bool) -> Tensor:
     """Returns m, the number of latents of each row (B,) int64.
 
     m = c s at stage s, whatever the row's number of steps n. After the last stage S it is c S or,
@@ -63,13 +63,13 @@ def num_latents(stages: Tensor, steps: Tensor, *, each: int, last: int, pad: boo
     Args:
         stages: Stage s of each row (B,) int64.
         steps: Number of reasoning steps of each row, n (B,) int64.
-        each: Number of latents per step, c.
+        per_step: Number of latents per step, c.
         last: The last stage with a chain, S.
         pad: Whether rows with few steps have c S latents after stage S.
     """
-    most = torch.full_like(steps, last)
-    at_end = most if pad else torch.minimum(steps, most)
-    return torch.where(stages > last, at_end, stages) * each  # (B,)
+    maximum = torch.full_like(steps, last)
+    at_end = maximum if pad else torch.minimum(steps, maximum)
+    return torch.where(stages > last, at_end, stages) * per_step  # (B,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class CoconutLayout(LatentLayout, ShortenedChain):
         return num_latents(
             stages,
             num_steps(batch),
-            each=self.c_thought,
+            per_step=self.c_thought,
             last=self.stages.last,
             pad=self.pad_latent_to_max,
         )

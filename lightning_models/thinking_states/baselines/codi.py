@@ -87,9 +87,9 @@ class CodiConfig(LatentConfig):
     def __post_init__(self) -> None:
         """Checks ranges."""
         super().__post_init__()
-        least = {"num_latents": 0, "passes": 0, "projection_dim": 1, "lora_rank": 1}
+        minima = {"num_latents": 0, "passes": 0, "projection_dim": 1, "lora_rank": 1}
         weights = ("student_weight", "distillation_weight", "teacher_weight")
-        for key, bound in {**least, **dict.fromkeys(weights, 0)}.items():
+        for key, bound in {**minima, **dict.fromkeys(weights, 0)}.items():
             value = getattr(self, key)
             if value is not None and not bound <= value < math.inf:
                 raise ValueError(f"{key} ({value}) must be at least {bound} and finite")
@@ -152,8 +152,8 @@ class CodiLayout(LatentLayout):
 
 def questions(batch: Batch) -> Tensor:
     """Returns the mask of rows that are questions, not padding of the batch (B,) bool."""
-    asked: Tensor = (batch["targets"] >= 0).any(dim=1)
-    return asked
+    has_target: Tensor = (batch["targets"] >= 0).any(dim=1)
+    return has_target
 
 
 def answer_starts(rows: TextRows) -> Tensor:
@@ -161,7 +161,7 @@ def answer_starts(rows: TextRows) -> Tensor:
     return rows.answers.to(torch.uint8).argmax(dim=1)  # the first maximum
 
 
-def distil(student: Tensor, teacher: Tensor, asked: Tensor, config: CodiConfig) -> Tensor:
+def distil(student: Tensor, teacher: Tensor, has_target: Tensor, config: CodiConfig) -> Tensor:
     """Returns the distance between the student's and the teacher's states, summed over questions.
 
     The distance is the mean over layers and channels of d(teacher, student) / std(teacher), where
@@ -170,19 +170,20 @@ def distil(student: Tensor, teacher: Tensor, asked: Tensor, config: CodiConfig) 
     Args:
         student: States of one token of each row in all layers (L + 1, B, D).
         teacher: States of the teacher (L + 1, B, D).
-        asked: Mask of the rows that are questions (B,) bool.
+        has_target: Mask of the rows that are questions (B,) bool.
         config: Configuration with the distance and the standard deviation to use.
     """
-    wide = torch.promote_types(student.dtype, torch.float32)
-    student, teacher = student.to(wide), teacher.detach().to(wide)
+    acc_dtype = torch.promote_types(student.dtype, torch.float32)
+    student, teacher = student.to(acc_dtype), teacher.detach().to(acc_dtype)
     if config.distillation_std == "row":
         scale = teacher.std(dim=2, keepdim=True)  # (L + 1, B, 1)
     else:
-        measured = teacher[:, asked] if asked.any() else teacher  # any finite scale if none is
+        # without any question the distance is masked out, so any finite scale will do
+        measured = teacher[:, has_target] if has_target.any() else teacher
         scale = measured.flatten(1).std(dim=1)[:, None, None]  # (L + 1, 1, 1)
     distance = F.l1_loss if config.distance == "l1" else F.smooth_l1_loss
-    each = (distance(student, teacher, reduction="none") / scale).mean(dim=(0, 2))  # (B,)
-    return (each * asked).sum()
+    per_row = (distance(student, teacher, reduction="none") / scale).mean(dim=(0, 2))  # (B,)
+    return (per_row * has_target).sum()
 
 
 # ---- network
@@ -253,13 +254,13 @@ class CodiNetwork(LatentNetwork):
         if self.passes is None:
             return super().think(cache, state, h, real, latent)
         rows, count, dim = h.shape
-        each = torch.arange(rows * count, device=h.device)  # (B K,)
+        indices = torch.arange(rows * count, device=h.device)  # (B K,)
         for _ in range(min(self.passes, count)):  # after K passes each latent is final
             states = read(self.backbone, cache, h, real).last  # (B, K, D)
             cache.drop(count)  # the next pass reads the same columns again
             before = torch.cat((state[:, None], states[:, :-1]), dim=1)  # (B, K, D), shifted by one
             flat = self.project(before).flatten(0, 1)  # (B K, D)
-            h = self.feed_back(flat, each % count, each // count).view(rows, count, dim)
+            h = self.feed_back(flat, indices % count, indices // count).view(rows, count, dim)
         fed = list(h.unbind(dim=1))  # recorded one by one, in the graph
         return fed, [read(self.backbone, cache, torch.stack(fed, dim=1), real).last]
 

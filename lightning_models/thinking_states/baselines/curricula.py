@@ -325,18 +325,18 @@ class StagedLM(TextLM):
                 "epochs; train on a datamodules.ReasoningDataModule, without "
                 "trainer.overfit_batches"
             )
-        before, now = self.reached, (int(batch["epochs"]), self.stages.at(batch["epochs"]))
+        previous, current = self.reached, (int(batch["epochs"]), self.stages.at(batch["epochs"]))
         watched = {"epoch": 0, "stage": 1}.get(self.config.reset)
-        if watched is not None and before[watched] != now[watched]:
+        if watched is not None and previous[watched] != current[watched]:
             for optimizer in self.trainer.optimizers:
                 optimizer.state.clear()
-        if before[1] != now[1]:
+        if previous[1] != current[1]:
             for callback in self.trainer.checkpoint_callbacks:
                 if hasattr(callback, "restart_ranking"):
                     callback.restart_ranking()
-        if before != now:
-            self.progress_made.copy_(torch.tensor(now))
-            self._reached = now
+        if previous != current:
+            self.progress_made.copy_(torch.tensor(current))
+            self._reached = current
 
     def statistics(self, batch: Batch, rows: TextRows) -> dict[str, torch.Tensor | Mean]:
         """Returns the batch's ``stage``, and ``chain_tokens``, the mean number left in a row."""
@@ -385,9 +385,9 @@ class ICoTConfig(StagedConfig):
     def __post_init__(self) -> None:
         """Checks ranges, and that only fields of the chosen unit are set."""
         super().__post_init__()
-        for key, least in (("remove_per_epoch", 1), ("remove_all_beyond", 0)):
-            if getattr(self, key) < least:
-                raise ValueError(f"{key} ({getattr(self, key)}) must be at least {least}")
+        for key, minimum in (("remove_per_epoch", 1), ("remove_all_beyond", 0)):
+            if getattr(self, key) < minimum:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be at least {minimum}")
         if self.pretrain_epochs < 0:
             raise ValueError(f"pretrain_epochs ({self.pretrain_epochs}) must not be negative")
         if self.removal_smoothing is not None and self.removal_smoothing <= 0:
@@ -501,10 +501,12 @@ def load_backbone(
     whole = StateDictOptions(full_state_dict=True)  # gathers sharded parameters
     checkpoint = read_checkpoint(path, which)
     saved: Any = checkpoint.content["state_dict"]
-    ours: Any = get_model_state_dict(network.backbone, options=whole)
-    other = [key for key, value in ours.items() if not _fits(key, value, saved, config.vocab_size)]
-    theirs = [key.removeprefix(_BACKBONE) for key in saved if key.startswith(_BACKBONE)]
-    other += [key for key in theirs if key not in ours]  # e.g. layers of a deeper backbone
+    current: Any = get_model_state_dict(network.backbone, options=whole)
+    other = [
+        key for key, value in current.items() if not _fits(key, value, saved, config.vocab_size)
+    ]
+    saved_keys = [key.removeprefix(_BACKBONE) for key in saved if key.startswith(_BACKBONE)]
+    other += [key for key in saved_keys if key not in current]  # e.g. layers of a deeper backbone
     if other:
         raise CheckpointError(
             f"start_from ({path}) holds no backbone of this shape: {other[0]} is in one of the "
@@ -512,39 +514,39 @@ def load_backbone(
         )
     added = _adds_the_same(checkpoint, config)
     with torch.no_grad():
-        for key, value in ours.items():
+        for key, value in current.items():
             _copy(value, saved[_BACKBONE + key], key.endswith(_BY_TOKEN), config, added)
-    set_model_state_dict(network.backbone, ours, options=whole)
+    set_model_state_dict(network.backbone, current, options=whole)
 
 
-def _fits(key: str, ours: Tensor, saved: dict[str, Tensor], rows: int) -> bool:
-    theirs = saved.get(_BACKBONE + key)
-    if theirs is None:
+def _fits(key: str, tensor: Tensor, saved: dict[str, Tensor], rows: int) -> bool:
+    saved_tensor = saved.get(_BACKBONE + key)
+    if saved_tensor is None:
         return False
     if key.endswith(_BY_TOKEN):
-        return theirs.shape[1:] == ours.shape[1:] and len(theirs) >= rows
-    return theirs.shape == ours.shape
+        return saved_tensor.shape[1:] == tensor.shape[1:] and len(saved_tensor) >= rows
+    return saved_tensor.shape == tensor.shape
 
 
 def _adds_the_same(checkpoint: Checkpoint, config: ReasoningConfig) -> bool:
     """Returns whether a checkpoint's method adds the same tokens with the same ids."""
     recipe = checkpoint.model_recipe
     cls = resolve_class(recipe["class_path"], nn.Module)
-    theirs = get_type_hints(cls.__init__).get("config")
+    config_class = get_type_hints(cls.__init__).get("config")
     saved = recipe["init_args"].get("config", {})
-    same = getattr(theirs, "special_tokens", ()) == config.special_tokens
+    same = getattr(config_class, "special_tokens", ()) == config.special_tokens
     return same and saved.get("vocab_size") == config.vocab_size
 
 
 def _copy(
-    ours: Tensor, theirs: Tensor, by_token: bool, config: ReasoningConfig, added: bool
+    target: Tensor, source: Tensor, by_token: bool, config: ReasoningConfig, added: bool
 ) -> None:
     if not by_token:
-        ours.copy_(theirs)
+        target.copy_(source)
         return
     first, count = config.vocab_size, len(config.special_tokens)
-    ours[:first] = theirs[:first]
+    target[:first] = source[:first]
     if added:
-        ours[first : first + count] = theirs[first : first + count]
+        target[first : first + count] = source[first : first + count]
     elif config.special_rows_from is not None:
-        ours[first : first + count] = ours[config.special_rows_from]
+        target[first : first + count] = target[config.special_rows_from]

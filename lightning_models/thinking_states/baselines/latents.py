@@ -70,10 +70,10 @@ def refuse_idle(config: ReasoningConfig, pairs: Mapping[str, tuple[str, ...]]) -
     defaults = {field.name: field.default for field in fields(config)}
     for base, keys in pairs.items():
         for key in keys:
-            value, given = getattr(config, key), getattr(config, base)
-            if not given and value != defaults[key]:
+            value, switch = getattr(config, key), getattr(config, base)
+            if not switch and value != defaults[key]:
                 raise ValueError(
-                    f"{key} ({value}) does nothing with {base} ({given}); set {base}, or leave "
+                    f"{key} ({value}) does nothing with {base} ({switch}); set {base}, or leave "
                     f"{key} at {defaults[key]}"
                 )
 
@@ -218,22 +218,22 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
         separator: Tokens between two steps.
     """
     steps_of_rows, sizes, (answers, ends) = batch["steps"], batch["step_lengths"], answer_of(batch)
-    rows, most = len(sizes), int(groups.max())
+    rows, num_groups = len(sizes), int(groups.max())
     eos = answers.gather(1, (ends - 1).clamp(min=0)[:, None])  # (B, 1)
     order = torch.arange(sizes.shape[1], device=sizes.device)  # (R,)
     owner = torch.minimum(order, groups[:, None] - 1)  # (B, R), -1 without latents
-    group = torch.arange(most, device=sizes.device)[:, None]  # (G, 1)
-    said = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
+    group = torch.arange(num_groups, device=sizes.device)[:, None]  # (G, 1)
+    in_group = (owner[:, None] == group) & (order < steps[:, None])[:, None]  # (B, G, R)
     # each group is a separate row, in which the steps of other groups are empty
-    chosen = {
-        "steps": steps_of_rows.repeat_interleave(most, dim=0),  # (B G, R, Z)
-        "step_lengths": (sizes[:, None] * said).flatten(0, 1),  # (B G, R)
+    batch_of_groups = {
+        "steps": steps_of_rows.repeat_interleave(num_groups, dim=0),  # (B G, R, Z)
+        "step_lengths": (sizes[:, None] * in_group).flatten(0, 1),  # (B G, R)
     }
-    chain = chain_of(chosen, separator)
-    says = (chain[1] > 0).long()  # (B G,)
-    text = shortened(chain, says * len(separator), "left")  # without the first separator
-    line = join(text, (eos.repeat_interleave(most, dim=0), says))
-    return line.tokens.unflatten(0, (rows, most)), line.lengths.view(rows, most)
+    chain = chain_of(batch_of_groups, separator)
+    has_text = (chain[1] > 0).long()  # (B G,)
+    text = shortened(chain, has_text * len(separator), "left")  # without the first separator
+    line = join(text, (eos.repeat_interleave(num_groups, dim=0), has_text))
+    return line.tokens.unflatten(0, (rows, num_groups)), line.lengths.view(rows, num_groups)
 
 
 # ---- network
@@ -313,9 +313,13 @@ class LatentNetwork(TextNetwork):
         parts = [hidden.last]
         fed: list[Tensor] = []
         if latents.most:
-            here = slice(first, end)
+            columns = slice(first, end)
             fed, states = self.think(
-                cache, hidden.last[:, -1], h[:, here], real[:, here], latents.latent[:, here]
+                cache,
+                hidden.last[:, -1],
+                h[:, columns],
+                real[:, columns],
+                latents.latent[:, columns],
             )
             parts += states
         if more:
@@ -344,8 +348,8 @@ class LatentNetwork(TextNetwork):
         for column in range(h.shape[1]):
             fed_back = self.feed_back(self.project(state), column)  # (B, D)
             fed.append(torch.where(latent[:, column, None], fed_back, h[:, column]))  # (B, D)
-            here = real[:, column : column + 1]
-            states.append(read(self.backbone, cache, fed[-1][:, None], here).last)  # (B, 1, D)
+            is_real = real[:, column : column + 1]
+            states.append(read(self.backbone, cache, fed[-1][:, None], is_real).last)  # (B, 1, D)
             state = states[-1][:, 0]
         return fed, states
 
@@ -372,21 +376,21 @@ class LatentNetwork(TextNetwork):
         last: Tensor = self.decoder(h, positions).last
         return last[:, latents.shape[1] - 1 :]  # the last latent predicts the first token
 
-    def write_steps(self, latents: Tensor, most: int, vocab_size: int) -> Tensor:
+    def write_steps(self, latents: Tensor, max_tokens: int, vocab_size: int) -> Tensor:
         """Returns the token ids (N, most) that the decoder writes greedily after latents.
 
         Args:
             latents: Latents that stand for one step each (N, c, D).
-            most: Number of tokens to write.
+            max_tokens: Number of tokens to write.
             vocab_size: Number of ids that may be written.
         """
         assert self.decoder is not None
         tokens = torch.zeros(len(latents), 1, dtype=torch.int64, device=latents.device)
-        for end in range(most):  # the last token is not read
+        for end in range(max_tokens):  # the last token is not read
             states = self.say(latents, tokens)[:, -1]  # (N, D)
             tokens[:, end] = (states @ self.decoder.output_matrix.T)[:, :vocab_size].argmax(dim=-1)
             tokens = torch.nn.functional.pad(tokens, (0, 1))
-        return tokens[:, :most]
+        return tokens[:, :max_tokens]
 
 
 # ---- model
@@ -415,8 +419,8 @@ class LatentTextLM(TextLM):
     @property
     def latents(self) -> int:
         """Number of latents of a question outside training."""
-        given = self.config.eval_latents
-        return self.trained_latents if given is None else given
+        num_latents = self.config.eval_latents
+        return self.trained_latents if num_latents is None else num_latents
 
     def reads_per_latent(self, latents: float) -> float:
         """Returns the number of times that the backbone reads each of ``latents`` latents."""
@@ -451,20 +455,20 @@ class LatentTextLM(TextLM):
         tokens, lengths = step_texts(batch, *replaced, layout.step_separator)
         spoken = lengths > 0  # (B, G)
         row, group = spoken.nonzero(as_tuple=True)  # (N,)
-        wide = torch.promote_types(hidden.last.dtype, torch.float32)
+        acc_dtype = torch.promote_types(hidden.last.dtype, torch.float32)
         if len(row):
             assert hidden.latents is not None
             latents = hidden.latents.unflatten(1, (-1, layout.latents_per_step))[row, group]
             tokens, lengths = tokens[row, group], lengths[row, group]  # (N, W), (N,)
-            share = 1.0 / spoken.sum(dim=1)[row].to(wide)  # (N,)
+            share = 1.0 / spoken.sum(dim=1)[row].to(acc_dtype)  # (N,)
         else:  # an empty text, as each backward pass must reach the decoder
             latents = hidden.last.new_zeros(1, layout.latents_per_step, hidden.last.shape[-1])
             tokens, lengths = rows.tokens.new_zeros(1, 2), rows.tokens.new_zeros(1)
-            share = latents.new_ones(1, dtype=wide)
+            share = latents.new_ones(1, dtype=acc_dtype)
         targets = tokens.masked_fill(~within(lengths, tokens.shape[1]), -100)
         if config.step_loss == "token_mean":
             share = share / lengths.clamp(min=1)
-        total, each = linear_cross_entropy_each(
+        total, per_target = linear_cross_entropy_each(
             self.network.say(latents, tokens),
             self.network.decoder.output_matrix,
             targets,
@@ -472,7 +476,7 @@ class LatentTextLM(TextLM):
         )
         count = spoken.any(dim=1).sum()
         output.terms["steps"] = Term(config.step_weight * total, count, "spoken")
-        output.stats["step_nll"] = Mean(each.sum(), (targets >= 0).sum())
+        output.stats["step_nll"] = Mean(per_target.sum(), (targets >= 0).sum())
         return output
 
     # ---- scoring and decoding

@@ -251,9 +251,9 @@ class TextCache(AnswerCache):
 
     def keep_room(self, positions: int) -> None:
         """Lowers the limits so that chains with their prefixes end within ``positions``."""
-        begun = self.lengths + max(len(self.pending), 1)  # (B,) positions before the chain
-        room = positions - begun - len(self._end)
-        self._limits = torch.minimum(self._limits, room.clamp(min=0))
+        chain_start = self.lengths + max(len(self.pending), 1)  # (B,) positions before the chain
+        max_chain = positions - chain_start - len(self._end)
+        self._limits = torch.minimum(self._limits, max_chain.clamp(min=0))
 
     def take(self, tokens: Tensor) -> Tensor:
         """Returns the next inputs (B, t), and tracks the tokens written so far (B,).
@@ -369,10 +369,10 @@ class TextLM(ReasoningLM):
         # logits only for predicted tokens (P,): most of a row is the query
         learned = (rows.targets >= 0).flatten().nonzero()[:, 0]
         targets, answers = rows.targets.flatten()[learned], rows.answers.flatten()[learned]
-        states, matrix = h.flatten(0, 1)[learned], self.network.output_matrix  # (P, D)
-        nll, each = linear_cross_entropy_each(states, matrix, targets)
+        states, matrix = h.flatten(0, 1)[learned], self.network.output_matrix  # (P, D), (V, D)
+        nll, per_target = linear_cross_entropy_each(states, matrix, targets)
         count = on_device(len(learned), h.device)
-        return Term(nll, count, "targets"), Mean((each * answers).sum(), answers.sum())
+        return Term(nll, count, "targets"), Mean((per_target * answers).sum(), answers.sum())
 
     def statistics(self, batch: Batch, rows: TextRows) -> dict[str, Tensor | Mean]:
         """Returns further statistics of a training batch's text; here none."""

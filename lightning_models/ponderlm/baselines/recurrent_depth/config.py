@@ -109,9 +109,9 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, least in (("prelude_layers", 0), ("coda_layers", 0), ("seed", 0)):
-            if getattr(self, key) < least:
-                raise ValueError(f"{key} ({getattr(self, key)}) must be at least {least}")
+        for key, minimum in (("prelude_layers", 0), ("coda_layers", 0), ("seed", 0)):
+            if getattr(self, key) < minimum:
+                raise ValueError(f"{key} ({getattr(self, key)}) must be at least {minimum}")
         for key in ("backprop_recurrences", "cache_slots"):
             value = getattr(self, key)
             if value is not None and value < 1:

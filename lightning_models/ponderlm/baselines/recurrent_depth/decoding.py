@@ -17,8 +17,8 @@ class RecurrentCache(KVCache):
     def __init__(self, network: RecurrentNetwork, batch: int, capacity: int) -> None:
         empty = network.new_cache(batch, capacity)
         super().__init__(len(empty.layers), batch, capacity, empty.lengths.device)
-        most = network.config.thinking_steps + 1
-        self.recurrences = torch.full((batch, capacity), most, device=empty.lengths.device)
+        maximum = network.config.thinking_steps + 1
+        self.recurrences = torch.full((batch, capacity), maximum, device=empty.lengths.device)
         """Recurrences of each token, int64 (B, capacity), K + 1 in empty entries."""
 
     def select(self, rows: Tensor) -> None:
@@ -57,17 +57,17 @@ def read_token(
     active = torch.arange(len(tokens), device=tokens.device)  # indices of the n rows still running
     index = active if rows is None else rows
     with cache.only(rows):
-        now = entered = network.enter(tokens[:, None], cache)
+        current = entered = network.enter(tokens[:, None], cache)
         s = last = network.first_state(entered)  # (n, 1, D)
-    rule, taken = ExitRule(shape) if shape.exits_early else None, torch.zeros_like(tokens)
-    each, read, steps = every_depth or shape.reads_logits, torch.zeros_like(last), []
+    rule, recurrences = ExitRule(shape) if shape.exits_early else None, torch.zeros_like(tokens)
+    needs_output, read, steps = every_depth or shape.reads_logits, torch.zeros_like(last), []
     for recurrence in range(config.thinking_steps + 1):
         with cache.only(rows):
-            mask = now.mask
+            mask = current.mask
             if shape.cache_lookup == "skip":
                 mask = _visible(cache, mask, recurrence)
-            before, s = s, network.step(s, now._replace(mask=mask), recurrence)
-            out = network.read_out(s, now) if each else None
+            before, s = s, network.step(s, current._replace(mask=mask), recurrence)
+            out = network.read_out(s, current) if needs_output else None
         if out is not None:
             read = read.to(out.dtype).index_copy(0, active, out)  # exited rows keep their last one
             steps.append(read[:, 0])
@@ -78,23 +78,23 @@ def read_token(
         if rule is not None and not ends:
             exits = _exits(network, rule, before, s, out)
         last = last.to(s.dtype).index_copy(0, active[exits], s[exits])
-        taken = taken.index_fill(0, active[exits], recurrence + 1)
+        recurrences = recurrences.index_fill(0, active[exits], recurrence + 1)
         remaining = (~exits).nonzero()[:, 0]
         if not len(remaining):
             break
         if rule is not None and len(remaining) < len(active):
             # shrink the batch to the remaining rows
             rule.keep(~exits)
-            active, s, now = active[remaining], s[remaining], now.rows(remaining)
+            active, s, current = active[remaining], s[remaining], current.rows(remaining)
             rows = index[active]
     rows = None if len(index) == len(cache.lengths) else index
-    if not each:
+    if not needs_output:
         with cache.only(rows):
             read = network.read_out(last, entered)  # (n, 1, D), all rows at once
-    leave_entries(network, cache, index, cache.lengths[index], taken)
+    leave_entries(network, cache, index, cache.lengths[index], recurrences)
     cache.advance(1 if rows is None else torch.zeros_like(cache.lengths).index_fill(0, rows, 1))
     steps += steps[-1:] * (config.thinking_steps + 1 - len(steps))
-    return Read(read[:, 0], taken, torch.stack(steps, dim=1) if every_depth else None)
+    return Read(read[:, 0], recurrences, torch.stack(steps, dim=1) if every_depth else None)
 
 
 def _exits(
@@ -120,7 +120,11 @@ def _visible(cache: RecurrentCache, mask: Tensor | None, recurrence: int) -> Ten
 
 
 def leave_entries(
-    network: RecurrentNetwork, cache: RecurrentCache, rows: Tensor, positions: Tensor, taken: Tensor
+    network: RecurrentNetwork,
+    cache: RecurrentCache,
+    rows: Tensor,
+    positions: Tensor,
+    counts: Tensor,
 ) -> None:
     """Fills the cache slots of N tokens according to ``cache_lookup``.
 
@@ -129,17 +133,17 @@ def leave_entries(
         cache: Cache with the entries of the recurrences that the tokens took, updated in place.
         rows: Row of each token, int64 (N,).
         positions: Position of each token, int64 (N,).
-        taken: Number of recurrences of each token, int64 (N,).
+        counts: Number of recurrences of each token, int64 (N,).
     """
     lookup, slots = network.config.recurrence.cache_lookup, network.slots
-    cache.recurrences[rows, positions] = taken
-    deepest = min(slots, max(taken.tolist(), default=0))
+    cache.recurrences[rows, positions] = counts
+    deepest = min(slots, max(counts.tolist(), default=0))
     for layers in zip(*(network.core_layers(cache, slot) for slot in range(slots)), strict=True):
         if lookup == "latest":
-            for slot in range(int(taken.min()), slots):
+            for slot in range(int(counts.min()), slots):
                 # An unwritten slot copies the previous one. In ascending order this propagates the
                 # deepest entry to all later slots.
-                unwritten = taken <= slot
+                unwritten = counts <= slot
                 tokens = rows[unwritten], positions[unwritten]
                 layers[slot].write(*tokens, *layers[slot - 1].read(*tokens))
         elif lookup in ("mean", "first"):
@@ -147,7 +151,7 @@ def leave_entries(
             entry = entries[0]
             if lookup == "mean":
                 # (slots, N, 1, 1): equal weights on the slots that the token has written
-                share = torch.stack([taken > slot for slot in range(deepest)]).to(entry[0].dtype)
+                share = torch.stack([counts > slot for slot in range(deepest)]).to(entry[0].dtype)
                 share = (share / share.sum(dim=0))[..., None, None]
                 k, v = (torch.stack(parts) for parts in zip(*entries, strict=True))
                 entry = (share * k).sum(dim=0), (share * v).sum(dim=0)
@@ -173,10 +177,11 @@ def read_text(
         depths = states[:, :, None].expand(-1, -1, network.config.thinking_steps + 1, -1)
         return Read(states, torch.zeros_like(tokens), depths if every_depth else None)
     for index in range(max(lengths.tolist(), default=0)):
-        rows = (lengths > index).nonzero()[:, 0]
+        rows = (lengths > index).nonzero()[:, 0]  # (n,), rows with a token at this index
         chosen = None if len(rows) == len(tokens) else rows
         read = read_token(network, cache, tokens[rows, index], chosen, every_depth)
         parts = [part for part in read if part is not None]
+        # (B, T, ...) from the first token's (n, ...), zero in padding
         result = result or [part.new_zeros(*tokens.shape, *part.shape[1:]) for part in parts]
         for values, part in zip(result, parts, strict=True):
             values[rows, index] = part

@@ -67,8 +67,8 @@ def gain_loss(logits: Tensor, losses: Tensor, valid: Tensor) -> Tensor:
     gains = (losses[..., :-1] - losses[..., 1:]).clamp(min=0)  # (..., T-1)
     stay = torch.sigmoid(GAIN_SLOPE * (gains - GAIN_THRESHOLD))
     # 1 - lambda = sigmoid(-logit) is the probability of continuing
-    each = F.binary_cross_entropy_with_logits(-logits[..., :-1], stay, reduction="none")
-    total = (each * valid[..., None]).sum() / logits.shape[-1]  # over T, as printed
+    per_recurrence = F.binary_cross_entropy_with_logits(-logits[..., :-1], stay, reduction="none")
+    total = (per_recurrence * valid[..., None]).sum() / logits.shape[-1]  # over T, as printed
     return total + 0.0 * logits[..., -1].sum()
 
 

@@ -94,8 +94,8 @@ class LoopedLM(DepthLM):
             if shape.cache_lookup in ("mean", "first"):
                 real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
                 rows, positions = real.nonzero(as_tuple=True)
-                taken = torch.full_like(rows, self.config.thinking_steps + 1)
-                decoding.leave_entries(network, cache, rows, positions, taken)
+                recurrences = torch.full_like(rows, self.config.thinking_steps + 1)
+                decoding.leave_entries(network, cache, rows, positions, recurrences)
             cache.advance(lengths)
         return cache
 
@@ -141,10 +141,10 @@ class LoopedLM(DepthLM):
         A token attends to all earlier ones in each of its recurrences; padding has 0 recurrences.
         """
         config, shape = self.config, self.config.recurrence
-        one, two = (sum(self.flops_of_steps(1, steps).values()) for steps in (0, 1))
+        base, with_step = (sum(self.flops_of_steps(1, steps).values()) for steps in (0, 1))
         depth = recurrences.double().cpu()
         real = depth > 0
-        flops = (one + (two - one) * (depth - 1)) * real
+        flops = (base + (with_step - base) * (depth - 1)) * real
         # the keys of earlier tokens, in each application of a block of prelude, core and coda
         earlier = torch.arange(depth.shape[1], dtype=torch.float64)
         coda = shape.coda_layers * (depth if shape.reads_logits else real)

@@ -242,10 +242,10 @@ class RecurrentNetwork(RepeatedNetwork):
         """Returns the gate logits (...) of lambda for states s (..., D), in float32 or better."""
         assert self.gate is not None
         h = s if self.config.recurrence.norms == "ouro" else self.norm(s)
-        wide = torch.promote_types(h.dtype, torch.float32)
+        acc_dtype = torch.promote_types(h.dtype, torch.float32)
         with torch.autocast(h.device.type, enabled=False):
-            weight, bias = self.gate.weight.to(wide), self.gate.bias.to(wide)
-            return nn.functional.linear(h.to(wide), weight, bias)[..., 0]
+            weight, bias = self.gate.weight.to(acc_dtype), self.gate.bias.to(acc_dtype)
+            return nn.functional.linear(h.to(acc_dtype), weight, bias)[..., 0]
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         shape = self.config.recurrence
