@@ -52,6 +52,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     - ``targets``: int64 (B, T), the next token of each, or -100 to predict none.
     - ``mask``: bool (B, T), optional, false on padding.
     - ``num_bytes``: int64 (B,), optional, UTF-8 bytes of each row's targets, for bits per byte.
+    - ``sequence_id``: int64 (B,), the index of each row in the data, which noise depends on. Only
+      ``LatentThoughtLM``, and ``RecurrentDepthLM`` with an initial state of noise, require it.
 
     ``input_ids`` and ``labels`` of ``transformers`` are not shifted: from ids (B, T + 1), pass
     ``ids[:, :-1]`` as tokens and ``ids[:, 1:]`` as targets.
@@ -77,6 +79,8 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     reads: ClassVar[str] = "windows"
     """Rows of batches: 'windows' of tokens, 'sentences' or 'reasoning' (see ``datamodules``)."""
+    batch_keys: tuple[str, ...] = ("tokens", "targets")
+    """Keys that every batch must have."""
     whole_rows: ClassVar[bool] = False
     """Whether a likelihood belongs to a whole row, and is undefined for some of its targets."""
     shards_blocks: ClassVar[bool] = True
@@ -319,13 +323,23 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     def _check_batch(self, batch: Any) -> None:
         """Raises a ValueError if a batch of any DataLoader lacks the keys that are read."""
         is_dict = isinstance(batch, Mapping)
-        if self.reads == "windows" and not (is_dict and {"tokens", "targets"} <= batch.keys()):
-            keys = ", ".join(map(str, batch)) if is_dict else type(batch).__name__
-            raise ValueError(
-                f"batch ({keys}): {type(self).__name__} reads dicts with tokens and targets, int64 "
-                "(B, T); of input_ids and labels (B, T + 1) make tokens = input_ids[:, :-1] and "
-                "targets = labels[:, 1:]"
-            )
+        if is_dict and {*self.batch_keys} <= batch.keys():
+            return
+        has = ", ".join(map(str, batch)) if is_dict else type(batch).__name__
+        message = f"batch ({has}): {type(self).__name__} reads dicts with " + ", ".join(
+            self.batch_keys
+        )
+        if self.reads != "windows":
+            raise ValueError(f"{message}, as datamodules of its rows ({self.reads}) have them")
+        raise ValueError(
+            f"{message}: tokens and targets are int64 (B, T), and sequence_id, where it is read, "
+            "int64 (B,), is the index of each row in the data; of input_ids and labels (B, T + 1) "
+            "make tokens = input_ids[:, :-1] and targets = labels[:, 1:]"
+        )
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self._check_batch(batch)
+        return batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self._check_batch(batch)

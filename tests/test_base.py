@@ -1,5 +1,6 @@
 """How the base weighs terms, reports them, and runs methods that need gradients to score."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import lightning as L
@@ -10,6 +11,7 @@ from quiet import quiet_trainer
 
 from lightning_models import LossOutput, Mean, Scores, Term, TransformerLM
 from lightning_models.runtime import gradients_on, ordinary
+from lightning_models.thinking_states.baselines.curricula import StagedLM
 from training import FullySharded
 
 COLUMNS = torch.arange(BLOCK)
@@ -65,6 +67,22 @@ def test_batches_of_other_keys_are_refused_with_the_cure(name, verb, tmp_path):
     step = {"fit": "training_step", "validate": "validation_step"}[verb]
     with pytest.raises(ValueError, match=match):  # in a loop of the user's
         getattr(build(TransformerLM), step)(OTHERS[name], 0)
+
+
+BY_CLASS = {type(method.build()): method for method in reversed(METHODS)}.values()
+
+
+@pytest.mark.parametrize("method", BY_CLASS, ids=lambda method: method.name)
+def test_every_method_names_the_keys_that_it_reads_and_needs_no_others(method, tmp_path):
+    trainer = quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0)
+    model, loader = method.build(), partial(torch.utils.data.DataLoader, batch_size=None)
+    named = f"{type(model).__name__} reads dicts with {', '.join(model.batch_keys)}"
+    with pytest.raises(ValueError, match=named):
+        trainer.fit(model, loader([OTHERS["of transformers"]]))
+    batch = method.batch()
+    keys = (*model.batch_keys, *(["epochs"] if isinstance(model, StagedLM) else []))
+    trainer.fit(model, loader([{key: batch[key] for key in keys}]))
+    assert trainer.global_step == 1
 
 
 def penalty_gradients(data, tmp_path, steps, **options):

@@ -95,6 +95,11 @@ TRAINED, SCORED, WRITTEN = range(3)
 """Use of a row's draws, the second element of their key after the seed."""
 
 
+def mask_of(batch: Batch) -> Tensor:
+    """Returns the mask of real tokens (B, T) bool; without a mask in the batch all are real."""
+    return batch["mask"] if "mask" in batch else torch.ones_like(batch["tokens"], dtype=torch.bool)
+
+
 class LatentThoughtLM(LanguageModel):
     """Decoder conditioned on latent vectors that are inferred for each sequence.
 
@@ -108,6 +113,7 @@ class LatentThoughtLM(LanguageModel):
         compile: Whether to compile the network with torch.compile (in place).
     """
 
+    batch_keys = ("tokens", "targets", "sequence_id")
     whole_rows = True
     shards_blocks = False
     config: LatentThoughtConfig
@@ -163,7 +169,7 @@ class LatentThoughtLM(LanguageModel):
 
         Records the statistics of ``infer``.
         """
-        tokens, targets, mask = batch["tokens"], batch["targets"], batch["mask"]  # (B, T) each
+        tokens, targets, mask = batch["tokens"], batch["targets"], mask_of(batch)  # (B, T) each
         # attached to the graph, through which slow learning goes
         start = self.network.begin(tokens)
         with self._fast_mode():
@@ -324,7 +330,7 @@ class LatentThoughtLM(LanguageModel):
         return divergence_floor(InnerLoop(config, rate)) * config.num_latents * config.dim
 
     def _reading(self, batch: Batch) -> Reading:
-        read = batch["tokens"], batch["targets"], batch["mask"]
+        read = batch["tokens"], batch["targets"], mask_of(batch)
         return Reading(self.network, *read, selects=True)
 
     def _context_reading(self, batch: Batch) -> Reading:
@@ -336,7 +342,7 @@ class LatentThoughtLM(LanguageModel):
             lengths = batch["context"]
             # the decoder is causal, so tokens after the longest context can be cut off
             longest = max(1, int(lengths.max()))
-            tokens, real = batch["tokens"][:, :longest], batch["mask"][:, :longest]
+            tokens, real = batch["tokens"][:, :longest], mask_of(batch)[:, :longest]
             known = real & (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])
         return Reading(self.network, tokens, _following(tokens, known), known, selects=True)
 

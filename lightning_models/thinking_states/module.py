@@ -47,6 +47,7 @@ class ReasoningLM(LanguageModel):
     """
 
     reads: ClassVar[str] = "reasoning"
+    batch_keys = ("query", "query_lengths", "steps", "step_lengths", "targets", "sequence_id")
     config: ReasoningConfig
     network: ReasoningNetwork | None
 
@@ -112,6 +113,7 @@ class ThinkingStatesLM(ReasoningLM):
         compile: Whether to compile the training step's network with torch.compile (in place).
     """
 
+    batch_keys = (*ReasoningLM.batch_keys, "step_places")
     config: ThinkingStatesConfig
     network: ThinkingStatesNetwork
 

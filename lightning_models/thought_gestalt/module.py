@@ -45,6 +45,7 @@ class ThoughtGestaltLM(LanguageModel):
     """
 
     reads = "sentences"
+    batch_keys = ("tokens", "targets", "lengths", "is_last")
     shards_blocks = False
     config: ThoughtGestaltConfig
     network: ThoughtGestaltNetwork

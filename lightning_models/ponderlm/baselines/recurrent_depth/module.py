@@ -170,6 +170,8 @@ class RecurrentDepthLM(LoopedLM):
         compile: bool = False,
     ) -> None:
         super().__init__(config, optimizer, compile)
+        if self.config.state == "noise":
+            self.batch_keys = (*self.batch_keys, "sequence_id")
 
     def build_network(self) -> RecurrentNetwork:
         network = super().build_network()
@@ -182,7 +184,8 @@ class RecurrentDepthLM(LoopedLM):
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
         # Adds the rows' indices as a list for drawing noise on the host, without a device sync.
         moved = super().transfer_batch_to_device(batch, device, index)
-        return {**moved, "numbers": batch["sequence_id"].tolist()}
+        drawn = "sequence_id" in self.batch_keys
+        return {**moved, "numbers": batch["sequence_id"].tolist()} if drawn else moved
 
     def loss(self, batch: dict[str, Any]) -> LossOutput:
         """Returns the cross-entropy after the last recurrence, or the gate's objective.
