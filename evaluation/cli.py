@@ -57,7 +57,7 @@ def main(args: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if args is None else list(args)
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         if os.environ.get("RANK") == "0":
-            print(f"error: {ONE_PROCESS}", file=sys.stderr)
+            print(as_started(f"error: {ONE_PROCESS}"), file=sys.stderr)
         return 2
     try:
         _run(argv)

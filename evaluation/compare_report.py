@@ -29,6 +29,7 @@ from evaluation.tables import (
     si,
 )
 from lightning_models.atomic_files import check_folder
+from lightning_models.recipe import as_started
 
 # ---- checks: properties that runs share
 
@@ -342,7 +343,7 @@ def make_notes(runs: pd.DataFrame) -> list[str]:
         SPEED: "tokens_per_second" in keys,
         COUNTED: True,
     }
-    return [note for note, holds in notes.items() if holds]
+    return [as_started(note) for note, holds in notes.items() if holds]
 
 
 def _text_changes(runs: pd.DataFrame) -> list[str]:
@@ -371,8 +372,8 @@ def _same_seeds(label: str, seeds: Sequence[str]) -> str:
 def make_differences(runs: pd.DataFrame) -> list[str]:
     """Returns sentences on the difference in mean loss between each row and the first.
 
-    If both have runs of the same seeds, the range of the differences by seed follows. Rows are
-    comparable if they were scored on the same text, with the same kind of likelihood.
+    If both have runs of the same seeds, the range of the differences by seed follows. Rows that
+    were scored on different text, targets or kinds of likelihood have the reason instead.
     """
     key = BITS if runs[BITS].notna().all() else NATS
     unit = "bits per byte" if key == BITS else "nats per token"
@@ -382,8 +383,17 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
     for row in rows[1:]:
         pair, (first, other) = pd.concat([rows[0], row]), (rows[0].iloc[0], row.iloc[0])
         texts = {str(_held_out(scored)) for scored in pair["scored"]}
-        kinds = pair["likelihood"].nunique(), pair["counted"].nunique()
-        if len(texts) > 1 or kinds != (1, 1):
+        kinds = [KINDS[kind] for kind in dict.fromkeys(pair["likelihood"])]
+        differs = "other text" if len(texts) > 1 else ""
+        if len(kinds) > 1:
+            differs = f"likelihoods of other kinds ({', '.join(kinds)})"
+        elif pair["counted"].nunique() > 1:
+            differs = "other targets"
+        if differs:
+            sentences.append(
+                f"{other['label']} minus {first['label']}: not comparable, since the losses are "
+                f"of {differs}"
+            )
             continue
         difference = row[key].mean() - rows[0][key].mean()
         better = "better" if difference < 0 else "worse"

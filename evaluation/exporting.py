@@ -28,7 +28,7 @@ from evaluation.output import check_target, format_table, write_folder
 from lightning_models import LanguageModel, TransformerLM
 from lightning_models.atomic_files import write_whole
 from lightning_models.checkpoint import Checkpoint, read_whole, write_file, write_model_folder
-from lightning_models.recipe import PACKAGES_HELP
+from lightning_models.recipe import PACKAGES_HELP, as_started
 from lightning_models.transformer.families import family_of
 
 Format = Literal["auto", "transformers", "folder"]
@@ -285,7 +285,7 @@ def _export(checkpoint: Checkpoint, folder: Path, format: Format) -> dict[str, s
 
 def _write_model_folder(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
     write_model_folder(folder, checkpoint.content)
-    rows = {"format": "model folder, for the verbs of evaluate.py and --ckpt_path"}
+    rows = {"format": as_started("model folder, for the verbs of evaluate.py and --ckpt_path")}
     try:
         tokenizer = build_tokenizer(checkpoint)
     except ValueError:  # unknown, or not available here; recipe.json has its name

@@ -1,6 +1,7 @@
 """Figures of compare, sweep and scaling, drawn from frames; images and CSV files are atomic."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -110,9 +111,12 @@ def label_sizes(axis: Any) -> None:
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
     low, high = axis.get_view_interval()
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
     for steps in ((1,), (1, 2, 5)):  # within two decades powers of ten are too few
         locator: Any = LogLocator(subs=steps)
-        if sum(low <= tick <= high for tick in locator.tick_values(low, high)) > 1:
+        # counted here, since tick_values takes linear ticks instead of a single one
+        ticks = [step * 10.0**decade for decade in decades for step in steps]
+        if sum(low <= tick <= high for tick in ticks) > 1:
             break
     else:
         locator = MaxNLocator(3, min_n_ticks=2)
@@ -187,19 +191,23 @@ def compare_figure(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> Any:
 
 OTHER_TEXT = 0.002
 """Largest relative difference, by rounding and order, between score and validation of a text."""
+ENDED = 0.9
+"""Share of a run's tokens from which a validation counts as its end."""
 
 
 def on_other_text(runs: pd.DataFrame, curves: pd.DataFrame, key: str) -> bool:
     """Returns whether the loss of a run's last validation differs from its score.
 
-    Validations may read a part of the text, and windows with other starts.
+    Validations may read a part of the text, and windows with other starts. Training after the last
+    validation explains a lower score, unless it is a tenth of the run at most, but not a higher.
     """
     last = curves.groupby("run").last() if len(curves) else curves
     scores = runs.set_index("run")
     for run in scores.index.intersection(last.index):
         logged, score = float(last.loc[run].iloc[-1]), float(scores.loc[run, key])
-        ended = last.loc[run, "tokens"] >= scores.loc[run, "training_tokens"]
-        if ended and abs(logged - score) > OTHER_TEXT * score:
+        share = float(last.loc[run, "tokens"]) / float(scores.loc[run, "training_tokens"])
+        gap = score - logged if share < ENDED else abs(score - logged)
+        if gap > OTHER_TEXT * score:
             return True
     return False
 

@@ -337,10 +337,6 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             "make tokens = input_ids[:, :-1] and targets = labels[:, 1:]"
         )
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        self._check_batch(batch)
-        return batch
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self._check_batch(batch)
         if self._sharded is not None:

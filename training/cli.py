@@ -28,7 +28,7 @@ from datamodules import LanguageDataModule
 from lightning_models import LanguageModel
 from lightning_models.atomic_files import check_folder
 from lightning_models.checkpoint import has_log
-from lightning_models.recipe import build, split_names
+from lightning_models.recipe import as_started, build, split_names
 from lightning_models.recipe_options import lay_over
 from lightning_models.runtime import choose_kernels, note_busy_cores
 from training.arguments import LINKED_KEYS, OPTIMIZER_PREFIX, as_table, check_linked
@@ -151,7 +151,7 @@ class LatentCLI(CheckpointParsing):
         rank_zero_info(
             f"no config and no model named: training the default, {type(self.model).__name__}, on "
             f"{type(self.datamodule).__name__}; choose with -c configs/transformer/tiny.yaml, "
-            "python train.py list shows all configs"
+            + as_started("python train.py list shows all configs")
         )
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

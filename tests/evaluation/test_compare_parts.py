@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from evaluation.compare import curves_frame
 from evaluation.compare_report import (
@@ -16,7 +17,7 @@ from evaluation.compare_report import (
     report_folder,
     same_parts,
 )
-from evaluation.figures import compare_figure
+from evaluation.figures import compare_figure, label_sizes, on_other_text
 from evaluation.output import write_folder
 from evaluation.run_metrics import (
     RunMetrics,
@@ -372,7 +373,18 @@ def test_differences_have_their_sign_and_one_kind():
     assert worse == "b minus a: +0.5000 bits per byte, worse (lower is better)" + pairs
     (better,) = make_differences(compared(1.0, 0.75))
     assert better.startswith("b minus a: -0.2500 bits per byte, better")
-    assert make_differences(compared(1.0, 0.5, kinds=("exact", "lower_bound"))) == []
+    (bound,) = make_differences(compared(1.0, 0.5, kinds=("exact", "lower_bound")))
+    assert bound == (
+        "b minus a: not comparable, since the losses are of likelihoods of other kinds "
+        "(exact, bound)"
+    )
+    elsewhere = compared(1.0, 0.5)
+    elsewhere["scored"] = [
+        {"text": label, "split": "val", "bytes": 9} for label in elsewhere["label"]
+    ]
+    assert make_differences(elsewhere) == [
+        "b minus a: not comparable, since the losses are of other text"
+    ]
 
 
 def test_differences_pair_runs_of_the_same_known_seed():
@@ -431,3 +443,34 @@ def test_points_of_other_text_stand_apart():
         "scores of the table",
     ]
     assert [len(panel.containers) for panel in apart] == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "above", "apart"),
+    [
+        (21.0, -0.05, True),  # the last validation is at 95 % of the run
+        (40.0, -0.05, True),  # the score is higher, which training does not explain
+        (40.0, 0.05, False),  # lower after half of the run
+    ],
+)
+def test_training_after_the_last_validation_explains_a_lower_score(tokens, above, apart):
+    runs = compared(1.0, 1.5)
+    curves = logged(runs, above=above)
+    assert on_other_text(runs.assign(training_tokens=tokens), curves, "bits_per_byte") == apart
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (2.2e11, 3.4e11, [2.4e11, 2.8e11, 3.2e11]),
+        (1e5, 1e7, [1e5, 1e6, 1e7]),
+        (1.5e5, 6e5, [2e5, 5e5]),
+    ],
+)
+def test_size_axes_have_a_few_round_labels(low, high, ticks):
+    axes = Figure().subplots()
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    label_sizes(axes.xaxis)
+    shown = [tick for tick in axes.xaxis.get_major_locator()() if low <= tick <= high]
+    assert shown == pytest.approx(ticks)
