@@ -1,15 +1,14 @@
 """What a model did at each token: tables against what analyses find, and the page in a browser."""
 
-import base64
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, browser
 
 from evaluation.thoughts import MAX_STEP, TokenTrace
 from evaluation.thoughts_page import page, visible
@@ -299,6 +298,10 @@ def test_several_models_and_methods_on_one_page(evaluates, fails, tmp_path):
 
 # ---- in a browser
 
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
 
 def example():
     """Two models with a tokenizer each, and numbers to recognise."""
@@ -306,66 +309,85 @@ def example():
     return [replace(plain, name="plain"), replace(ponder, name=HOSTILE)]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_the_page_answers_mouse_and_keys(tmp_path):
-    traces, path = example(), tmp_path / "thoughts.html"
-    path.write_text(page(traces), encoding="utf-8")
-    at = "document.activeElement.dataset.{}".format
-    background = 'document.querySelector("{}").style.background'.format
-    with browser(tmp_path / "profile") as seen:
-        seen.open(path)
-        assert seen.ask("document.querySelectorAll('.token').length") == 2 * len(traces[0].tokens)
-        token = ".token[data-model='1'][data-index='2']"
-        seen.move(token)
-        detail = seen.ask("document.getElementById('detail').innerText")
-        values = traces[1].tokens.iloc[2]
-        assert f'B {HOSTILE}: text "n", loss {values["nats"]:.4g} nats' in detail
-        assert f"expected additional steps: {values['expected']:.4g}" in detail
-        both = [f"{trace.tokens['nats'].iloc[2]:.4g}" for trace in traces]
-        assert f"loss of these characters: A {both[0]}, B {both[1]}" in detail
-        seen.move(token, click=True)
-        assert seen.ask(at("index")) == "2"
-        for key, name, value in (
-            ("ArrowRight", "index", "3"),
-            ("ArrowLeft", "index", "2"),
-            ("ArrowUp", "model", "0"),
-            ("ArrowDown", "model", "1"),
-            ("End", "index", str(len(traces[1].tokens) - 1)),
-            ("Home", "index", "0"),
-        ):
-            seen.press(key)
-            assert seen.ask(at(name)) == value, key
-        before = seen.ask(background(token))
-        select = "document.querySelector('select[data-model=\"1\"]')"
-        loss = traces[1].measures.index("nats")
-        seen.ask(f"{select}.value = {loss}; {select}.dispatchEvent(new Event('change'))")
-        assert seen.ask(background(token)) != before
-        urls = [
-            event["params"]["request"]["url"]
-            for event in seen.events
-            if event.get("method") == "Network.requestWillBeSent"
-        ]
-        assert urls == [path.resolve().as_uri()]
-        assert not [e for e in seen.events if e.get("method") == "Log.entryAdded"]
-        picture = base64.b64decode(seen.call("Page.captureScreenshot")["data"])
-        assert picture.startswith(b"\x89PNG")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_colours_can_be_told_apart_without_red_and_green(tmp_path):
+@pytest.fixture
+def shown(tmp_path):
+    """Opens a page of traces in headless Chromium; returns its file and playwright's page."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    api = pytest.importorskip("playwright.sync_api")
     path = tmp_path / "thoughts.html"
-    path.write_text(page(example()), encoding="utf-8")
-    with browser(tmp_path / "profile") as seen:
-        seen.open(path)
-        script = "[-1, -.5, 0, .5, 1].map((v) => colour(v, -1, 1).background)"
-        found = [list(map(int, re.findall(r"\d+", each))) for each in seen.ask(script)]
-        grey = [sum(np.array(each) * (0.2126, 0.7152, 0.0722)) for each in found]
-        assert grey[2] > grey[1] > grey[0]
-        assert grey[2] > grey[3] > grey[4]
-        for amount in (0, 1):  # as protanopes, who lack red, see the two signs: blue against none
-            assert found[4 - amount][2] - found[amount][2] > 40
-        contrast = [max(each, 0) for each in grey]
-        assert math.isclose(contrast[2], 255, abs_tol=1)
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened_page = browser.new_page()
+        opened_page.requests, opened_page.said = [], []
+        opened_page.on("request", lambda request: opened_page.requests.append(request.url))
+        opened_page.on("console", lambda message: opened_page.said.append(message.text))
+        opened_page.on("pageerror", lambda error: opened_page.said.append(str(error)))
+
+        def show(traces):
+            path.write_text(page(traces), encoding="utf-8")
+            opened_page.goto(path.resolve().as_uri())
+            return opened_page
+
+        yield show
+        browser.close()
+
+
+def test_the_page_answers_mouse_and_keys(shown, tmp_path):
+    traces = example()
+    seen = shown(traces)
+    assert seen.locator(".token").count() == 2 * len(traces[0].tokens)
+    token = seen.locator(".token[data-model='1'][data-index='2']")
+    token.hover()
+    detail = seen.locator("#detail").inner_text()
+    values = traces[1].tokens.iloc[2]
+    assert f'B {HOSTILE}: text "n", loss {values["nats"]:.4g} nats' in detail
+    assert f"expected additional steps: {values['expected']:.4g}" in detail
+    both = [f"{trace.tokens['nats'].iloc[2]:.4g}" for trace in traces]
+    assert f"loss of these characters: A {both[0]}, B {both[1]}" in detail
+    token.click()
+    focused = "key => document.activeElement.dataset[key]"
+    assert seen.evaluate(focused, "index") == "2"
+    for key, name, value in (
+        ("ArrowRight", "index", "3"),
+        ("ArrowLeft", "index", "2"),
+        ("ArrowUp", "model", "0"),
+        ("ArrowDown", "model", "1"),
+        ("End", "index", str(len(traces[1].tokens) - 1)),
+        ("Home", "index", "0"),
+    ):
+        seen.keyboard.press(key)
+        assert seen.evaluate(focused, name) == value, key
+    before = token.evaluate("e => e.style.background")
+    seen.locator("select[data-model='1']").select_option(str(traces[1].measures.index("nats")))
+    assert token.evaluate("e => e.style.background") != before
+    assert seen.requests == [(tmp_path / "thoughts.html").resolve().as_uri()]
+    assert not seen.said
+    assert seen.screenshot().startswith(b"\x89PNG")
+
+
+def test_an_answer_is_not_compared_with_the_end_of_a_text(shown):
+    asked = opened("thinking_states").trace("One two.")
+    plain = opened("transformer").trace("One two.")
+    last = (asked.tokens["kind"] == "answer").to_numpy().nonzero()[0][-1]
+    seen = shown([replace(asked, name="asked"), replace(plain, name="plain")])
+    seen.locator(f".token[data-model='0'][data-index='{last}']").hover()
+    nats = asked.tokens["nats"][asked.tokens["kind"] == "answer"].sum()
+    detail = seen.locator("#detail").inner_text()
+    assert f"loss of these characters: A {nats:.4g}, B none" in detail
+
+
+def test_colours_can_be_told_apart_without_red_and_green(shown):
+    script = "[-1, -.5, 0, .5, 1].map((v) => colour(v, -1, 1).background)"
+    colours = [
+        list(map(int, re.findall(r"\d+", each))) for each in shown(example()).evaluate(script)
+    ]
+    grey = [sum(np.array(each) * (0.2126, 0.7152, 0.0722)) for each in colours]
+    assert grey[2] > grey[1] > grey[0]
+    assert grey[2] > grey[3] > grey[4]
+    for amount in (0, 1):  # as protanopes, who lack red, see the two signs: blue against none
+        assert colours[4 - amount][2] - colours[amount][2] > 40
+    assert math.isclose(max(grey[2], 0), 255, abs_tol=1)
 
 
 def test_a_trace_knows_its_measures():
