@@ -262,10 +262,6 @@ class Analysis(EvaluationHooks, ABC):
         """Returns the optimiser step of the analysed weights."""
         return self._loaded_step or trainer.global_step
 
-    def _log_step(self, trainer: L.Trainer) -> int:
-        """Returns the step of the scalars logged with this validation, counted from 0."""
-        return max(0, self._step(trainer) - 1)
-
     # ---- output
 
     def _publish(self, trainer: L.Trainer, report: AnalysisReport, prefix: str) -> None:
@@ -278,7 +274,7 @@ class Analysis(EvaluationHooks, ABC):
         except OSError as error:
             self._warn(f"{self._folder} cannot be written to: {error}")
         self._log(trainer, report.finite)
-        step = self._log_step(trainer)
+        step = self._step(trainer)
         for logger in trainer.loggers:
             for name, figure in drawn.items():
                 log_images(logger, f"{self.image_tag}/{name}", as_tiles(figure), step)
@@ -287,7 +283,7 @@ class Analysis(EvaluationHooks, ABC):
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
         for logger in trainer.loggers if scalars else ():
-            log_details(logger, scalars, self._log_step(trainer), self.cards)
+            log_details(logger, scalars, self._step(trainer), self.cards)
 
     def _give_up_sweeps(self, reason: str) -> None:
         self._unable_to_sweep = True
