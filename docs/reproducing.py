@@ -12,6 +12,8 @@ import csv
 import shlex
 import tempfile
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ Written by `python docs/reproducing.py` from [reproducing.csv](reproducing.csv).
 
 A command is `python train.py fit` with the options of its row; `--trainer.devices N` shares the
 same batch. *Validation* is its share of all FLOPs. Texts that are not prepared yet count with the
-mean length of their rows; a dash stands where only the text can tell.
+mean length of their rows; a dash stands where only the text can tell. Numbers in *stated by* and
+*deviates in* are notes below each table.
 """
 COLUMNS = (
     "paper's result",
@@ -91,21 +94,32 @@ def plan(row: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def line(row: dict[str, str], costs: dict[str, Any]) -> str:
-    """Returns a row of the page's table."""
+def line(row: dict[str, str], costs: dict[str, Any], notes: dict[str, int]) -> str:
+    """Returns a row of the page's table, and adds its texts to the section's notes.
+
+    Args:
+        row: A row of the CSV.
+        costs: See ``plan``.
+        notes: Number of each note.
+    """
     unit = "" if costs["unit"] == "rows" else f" {costs['unit']}"
     tokens, share, hours = costs["tokens"], costs["validation"], costs["hours"]
     cells = (
         row["result"],
         f"`{row['command']}`",
         f"{costs['batch']:,}{unit}",
-        f"{int(row['paper_batch']):,} ({row['batch_source']})",
+        f"{int(row['paper_batch']):,} ({note(row['batch_source'], notes)})",
         "-" if tokens is None else quantity(tokens),
         "-" if share is None else f"{share:.1%}",
         "-" if hours is None else f"{float(f'{hours:.3g}'):,.10g}",
-        row["deviation"],
+        ", ".join(note(text, notes) for text in row["deviation"].split("; ") if text),
     )
     return "| " + " | ".join(cells) + " |"
+
+
+def note(text: str, notes: dict[str, int]) -> str:
+    """Returns the number of a note, a new one for a new text."""
+    return str(notes.setdefault(text, len(notes) + 1))
 
 
 @contextlib.contextmanager
@@ -119,13 +133,13 @@ def other_files() -> Iterator[None]:
 
 def main() -> None:
     """Plans all rows and writes the page."""
-    parts, paper = [HEAD], None
+    parts = [HEAD]
     with (DOCS / "reproducing.csv").open(newline="") as file, other_files():
-        for row in csv.DictReader(file):
-            if row["paper"] != paper:
-                paper = row["paper"]
-                parts += [f"\n## {paper}\n", f"| {' | '.join(COLUMNS)} |", RULE]
-            parts.append(line(row, plan(row)))
+        for paper, rows in groupby(csv.DictReader(file), itemgetter("paper")):
+            notes: dict[str, int] = {}
+            parts += [f"\n## {paper}\n", f"| {' | '.join(COLUMNS)} |", RULE]
+            parts += [line(row, plan(row), notes) for row in rows]
+            parts += ["", *(f"{number}. {text}" for text, number in notes.items())]
     (DOCS / "reproducing.md").write_text("\n".join(parts) + "\n")
 
 
