@@ -278,6 +278,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
     seeds = ", ".join(str(seed) for seed in sorted(set(table["seed"])))
+    minutes = table["seconds"].sum() / 60
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     summary = summary_table(study, table)
     if study.figure is not None:
@@ -297,7 +298,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 ```
 
 - text: {study.source_name}
-- {study.length} a run{protocol}{not_run}
+- {study.length} a run; {len(table)} runs, {minutes:,.0f} minutes of training in all{protocol}{not_run}
 
 ## Evaluations
 
