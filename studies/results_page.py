@@ -298,7 +298,8 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 ```
 
 - text: {study.source_name}
-- {study.length} a run; {len(table)} runs, {minutes:,.0f} minutes of training in all{protocol}{not_run}
+- {study.length} a run
+- {len(table)} runs, {minutes:,.0f} minutes of training in all{protocol}{not_run}
 
 ## Evaluations
 
