@@ -35,8 +35,8 @@ Written by `python docs/reproducing.py` from [reproducing.csv](reproducing.csv).
 
 A command is `python train.py fit` with the options of its row; `--trainer.devices N` shares the
 same batch. *Validation* is its share of all FLOPs. Texts that are not prepared yet count with the
-mean length of their rows; a dash stands where only the text can tell. Numbers in *stated by* and
-*deviates in* are notes below each table.
+mean length of their rows; a dash stands where only the text can tell. The bracketed
+numbers under *stated by* and the numbers under *deviates in* refer to the notes below each table.
 """
 COLUMNS = (
     "paper's result",

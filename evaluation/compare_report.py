@@ -384,16 +384,13 @@ def make_differences(runs: pd.DataFrame) -> list[str]:
         pair, (first, other) = pd.concat([rows[0], row]), (rows[0].iloc[0], row.iloc[0])
         texts = {str(_held_out(scored)) for scored in pair["scored"]}
         kinds = [KINDS[kind] for kind in dict.fromkeys(pair["likelihood"])]
-        differs = "other text" if len(texts) > 1 else ""
+        reason = "scored on different text" if len(texts) > 1 else ""
         if len(kinds) > 1:
-            differs = f"likelihoods of other kinds ({', '.join(kinds)})"
+            reason = f"the likelihoods differ in kind ({', '.join(kinds)})"
         elif pair["counted"].nunique() > 1:
-            differs = "other targets"
-        if differs:
-            sentences.append(
-                f"{other['label']} minus {first['label']}: not comparable, since the losses are "
-                f"of {differs}"
-            )
+            reason = "different targets are counted"
+        if reason:
+            sentences.append(f"{other['label']} minus {first['label']}: not comparable, {reason}")
             continue
         difference = row[key].mean() - rows[0][key].mean()
         better = "better" if difference < 0 else "worse"

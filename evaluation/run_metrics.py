@@ -361,9 +361,10 @@ def _flops(run: RunRecord, data: LanguageDataModule) -> float | None:
     """
     if run.outline.reads == "windows":
         return run.outline.flops_per_token(run.outline.config.block_size, training=True)
-    logged = run.scalars.get(FLOPS_TAG, {})
+    steps = run.checkpoint.step or math.inf  # a run may have gone on after the checkpoint
+    logged = [value for at, value in run.scalars.get(FLOPS_TAG, {}).items() if at < steps]
     if logged:
-        return statistics.fmean(logged.values())
+        return statistics.fmean(logged)
     if run.outline.reads != "sentences":
         return None
     return run.outline.flops_per_token(data.row_tokens("train"), training=True)

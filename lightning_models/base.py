@@ -79,8 +79,6 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
 
     reads: ClassVar[str] = "windows"
     """Rows of batches: 'windows' of tokens, 'sentences' or 'reasoning' (see ``datamodules``)."""
-    batch_keys: tuple[str, ...] = ("tokens", "targets")
-    """Keys that every batch must have."""
     whole_rows: ClassVar[bool] = False
     """Whether a likelihood belongs to a whole row, and is undefined for some of its targets."""
     shards_blocks: ClassVar[bool] = True
@@ -102,6 +100,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         self.val_metrics, self.test_metrics = StageMetrics(), StageMetrics()
 
     # ---- properties of a method
+
+    @property
+    def batch_keys(self) -> tuple[str, ...]:
+        """Keys that every batch must have."""
+        return ("tokens", "targets")
 
     @property
     def likelihood(self) -> Likelihood:
@@ -331,10 +334,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         )
         if self.reads != "windows":
             raise ValueError(f"{message}, as datamodules of its rows ({self.reads}) have them")
+        row = "sequence_id" in self.batch_keys
+        ids = " and sequence_id (B,), the index of each row in the data" if row else ""
         raise ValueError(
-            f"{message}: tokens and targets are int64 (B, T), and sequence_id, where it is read, "
-            "int64 (B,), is the index of each row in the data; of input_ids and labels (B, T + 1) "
-            "make tokens = input_ids[:, :-1] and targets = labels[:, 1:]"
+            f"{message}: int64 (B, T){ids}; to convert input_ids and labels (B, T + 1), use "
+            "tokens = input_ids[:, :-1] and targets = labels[:, 1:]"
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -8,8 +8,8 @@ declared settings stays in the table and the report after its checkpoint is dele
 import json
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
-from datamodules.store import Split
 from evaluation.cli import main as evaluate
 from evaluation.run_metrics import ScoringOptions, measure
 from evaluation.runs import find_compared, read_scalars
@@ -31,7 +30,7 @@ MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 COMPARISON, EVERY_RUN, FIGURE = "comparison", "evaluations.csv", "figure.png"
 KIND = "kind of "
 """Prefix of columns with the kind of likelihood, in the table of every run."""
-BITS = ".bits_per_byte"
+BITS, NATS = ".bits_per_byte", ".nats_per_token"
 COST = {
     "parameters (k)": "`run.parameters` / 1e3",
     "training TFLOPs": "`run.flops` / 1e12",
@@ -110,7 +109,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     files.mkdir(exist_ok=True)
     trained = trained_runs(study, folder)
     rows = [
-        {**read_results(run, run_dir), **read_cost(run_dir, study.compare.get("split", "val"))}
+        {**read_results(run, run_dir), **read_cost(run_dir, study.compare)}
         for run, run_dir in trained
     ]
     results = pd.DataFrame(rows)
@@ -126,7 +125,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
         table = table.iloc[np.lexsort((position, table["seed"]))]
     write_whole(files / EVERY_RUN, table.to_csv(index=False))
     # the page is about all of its seeds, not only those of this command
-    study = replace(study, seeds=tuple(sorted({*study.seeds, *map(int, table["seed"])})))
+    study = replace(study, seeds=page_seeds(study, table))
     _copy_files(study, trained, files)
     if study.figure is not None:
         write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
@@ -157,12 +156,28 @@ def read_results(run: Run, run_dir: RunFolder) -> dict[str, Any]:
     return _flat({**results, LOGGED: last})
 
 
-def read_cost(run_dir: RunFolder, split: Split) -> dict[str, Any]:
-    """Returns size and cost of a run, as its comparison has them, under ``run.FIELD``."""
-    (run,), _ = find_compared([f"run={run_dir.training}"], skip=False)
-    metrics = measure(run, ScoringOptions(split=split))
-    fields = ("parameters", "flops", "inference_flops_per_token")
-    return {f"run.{field}": getattr(metrics, field) for field in fields}
+def page_seeds(study: Study, table: pd.DataFrame) -> tuple[int, ...]:
+    """Returns the seeds of the first run with rows: another run may have more of them."""
+    for run in study.runs.values():
+        seeds = {int(seed) for seed in table["seed"][table["title"] == run.title]}
+        if seeds:
+            return tuple(sorted(seeds))
+    return study.seeds
+
+
+def read_cost(run_dir: RunFolder, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns size and cost of a run, as its comparison has them, under ``run.FIELD``.
+
+    Args:
+        run_dir: Folder of a trained run.
+        options: Options of the comparison.
+    """
+    (run,), _ = find_compared([f"run={run_dir.checkpoint}"], skip=False)
+    known = {field.name for field in fields(ScoringOptions)}
+    scoring = {key: value for key, value in options.items() if key in known}
+    metrics = measure(run, ScoringOptions(**scoring))
+    names = ("parameters", "flops", "inference_flops_per_token")
+    return {f"run.{name}": getattr(metrics, name) for name in names}
 
 
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
@@ -177,13 +192,15 @@ def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
 def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> pd.DataFrame:
     """Returns one row per run: the study's columns with all digits, and the seconds.
 
-    Columns with bits per byte are followed by the kind of the likelihood, empty for an exact one.
+    Columns with bits per byte or nats per token are followed by the kind of the likelihood, empty
+    for an exact one.
     """
     runs = [(run.folder, run.title, run.seed) for run, _ in trained]
+    results = results.where(results.notna(), np.nan).infer_objects()  # no None in sums
     table = pd.DataFrame(runs, columns=["run", "title", "seed"])
     for title, key in {**study.columns, **COST}.items():
         table[title] = _numbers(results, key)
-        if key.endswith(BITS):
+        if key.endswith((BITS, NATS)):
             table[KIND + title] = [_kind(key, line) for line in results.to_dict("records")]
     seconds = [run_dir.record["train"]["seconds"] for _, run_dir in trained]
     return table.assign(
@@ -202,8 +219,9 @@ def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataF
     if not path.is_file():
         return pd.DataFrame()
     table = pd.read_csv(path, dtype={"settings": str}, keep_default_na=True)
-    if "settings" not in table or not {*study.columns, *COST} <= set(table):
+    if "settings" not in table or not set(study.columns) <= set(table):
         return pd.DataFrame()
+    table = table.assign(**{name: np.nan for name in COST if name not in table})
     seeds = {int(seed) for seed in table["seed"]}  # including seeds that --seeds now omits
     runs = [replace(run, seed=seed) for run in study.runs.values() for seed in seeds]
     digests = {run.folder: study.settings_digest(run) for run in runs}
@@ -233,10 +251,23 @@ def summary_table(study: Study, table: pd.DataFrame) -> str:
             cells[name] = _mean(group[name]) + _kind_of(name, group)
             if name in study.paired:
                 baseline = study.runs[study.paired[name]].title
-                gaps = group[name] - by_seed.loc[by_seed["title"] == baseline, name]
-                cells[f"minus {baseline}"] = "-" if title == baseline else _mean(gaps)
+                other = by_seed[by_seed["title"] == baseline]
+                gaps = _mean(group[name] - other[name])
+                gaps += _kind_of(name, group) or _kind_of(name, other)
+                column = (
+                    f"minus {baseline}" if len(study.paired) == 1 else f"{name}, minus {baseline}"
+                )
+                cells[column] = "-" if title == baseline else gaps
+        if set(group.index) != set(by_seed.index):
+            title = f"{title} ({_seeds(group.index)})"
         rows.append({"run": title, **cells, "wall time": clock(group["seconds"].mean())})
     return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+
+
+def _seeds(seeds: Iterable[int]) -> str:
+    """Returns ``seed 0``, or ``seeds 0, 1``."""
+    numbers = sorted({int(seed) for seed in seeds})
+    return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _mean(values: pd.Series) -> str:
@@ -255,7 +286,7 @@ def _kind_of(name: str, group: pd.DataFrame) -> str:
 
 def _kind(key: str, values: Mapping[str, Any]) -> str:
     """Returns the kind of a run's likelihood, or "" if it is exact and causal."""
-    name = key.removesuffix(BITS)
+    name = key.removesuffix(BITS).removesuffix(NATS)
     if values.get(f"{name}.causal") is False:
         return "not causal"
     likelihood = values.get(f"{name}.likelihood")
@@ -277,8 +308,14 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     """
     missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
-    seeds = ", ".join(str(seed) for seed in sorted(set(table["seed"])))
-    minutes = table["seconds"].sum() / 60
+    count, minutes = len(table), table["seconds"].sum() / 60
+    cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time in all"
+    seeds = _seeds(table["seed"]).capitalize()
+    notes = ["means, in brackets the smallest and the largest value."]
+    if any(key.endswith(BITS) for key in study.columns.values()):
+        notes.append("bpb: bits per byte, lower is better.")
+    if study.paired:
+        notes.append("Differences (*minus*) are paired by seed.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     summary = summary_table(study, table)
     if study.figure is not None:
@@ -298,13 +335,12 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 ```
 
 - text: {study.source_name}
-- {study.length} a run
-- {len(table)} runs, {minutes:,.0f} minutes of training in all{protocol}{not_run}
+- {study.length} a run{_other_lengths(study, table)}
+- {cost}{protocol}{not_run}
 
 ## Evaluations
 
-Seeds {seeds}: means, in brackets the smallest and the largest value. bpb: bits per byte, lower is \
-better. Differences (*minus*) are paired by seed. Wall time includes start-up and validations. \
+{seeds}: {" ".join(notes)} Wall time includes start-up and validations. \
 [Every run]({files.name}/{EVERY_RUN}).
 
 {summary}
@@ -314,6 +350,17 @@ better. Differences (*minus*) are paired by seed. Wall time includes start-up an
 {body}
 {_analyses(study, files)}
 {END}"""
+
+
+def _other_lengths(study: Study, table: pd.DataFrame) -> str:
+    """Returns the runs of another length than the study's, by their factor."""
+    titles: dict[float, list[str]] = {}
+    for run in study.runs.values():
+        if run.length != 1 and run.title in set(table["title"]):
+            titles.setdefault(run.length, []).append(run.title)
+    return "".join(
+        f"; {factor:g} times that: {', '.join(names)}" for factor, names in titles.items()
+    )
 
 
 def _command(study: Study) -> str:

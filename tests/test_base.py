@@ -73,7 +73,7 @@ BY_CLASS = {type(method.build()): method for method in reversed(METHODS)}.values
 
 
 @pytest.mark.parametrize("method", BY_CLASS, ids=lambda method: method.name)
-def test_every_method_names_the_keys_that_it_reads_and_needs_no_others(method, tmp_path):
+def test_every_method_names_the_keys_that_it_reads_and_they_are_enough(method, tmp_path):
     trainer = quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0)
     model, loader = method.build(), partial(torch.utils.data.DataLoader, batch_size=None)
     named = f"{type(model).__name__} reads dicts with {', '.join(model.batch_keys)}"

@@ -113,7 +113,6 @@ class LatentThoughtLM(LanguageModel):
         compile: Whether to compile the network with torch.compile (in place).
     """
 
-    batch_keys = ("tokens", "targets", "sequence_id")
     whole_rows = True
     shards_blocks = False
     config: LatentThoughtConfig
@@ -126,6 +125,10 @@ class LatentThoughtLM(LanguageModel):
         compile: bool = False,
     ) -> None:
         super().__init__(config, optimizer, compile)
+
+    @property
+    def batch_keys(self) -> tuple[str, ...]:
+        return (*super().batch_keys, "sequence_id")
 
     @property
     def likelihood(self) -> Likelihood:

@@ -47,9 +47,12 @@ class ReasoningLM(LanguageModel):
     """
 
     reads: ClassVar[str] = "reasoning"
-    batch_keys = ("query", "query_lengths", "steps", "step_lengths", "targets", "sequence_id")
     config: ReasoningConfig
     network: ReasoningNetwork | None
+
+    @property
+    def batch_keys(self) -> tuple[str, ...]:
+        return ("query", "query_lengths", "steps", "step_lengths", "targets")
 
     @property
     @abstractmethod
@@ -113,9 +116,12 @@ class ThinkingStatesLM(ReasoningLM):
         compile: Whether to compile the training step's network with torch.compile (in place).
     """
 
-    batch_keys = (*ReasoningLM.batch_keys, "step_places")
     config: ThinkingStatesConfig
     network: ThinkingStatesNetwork
+
+    @property
+    def batch_keys(self) -> tuple[str, ...]:
+        return (*super().batch_keys, "step_places")
 
     def __init__(
         self,

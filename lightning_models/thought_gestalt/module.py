@@ -45,7 +45,6 @@ class ThoughtGestaltLM(LanguageModel):
     """
 
     reads = "sentences"
-    batch_keys = ("tokens", "targets", "lengths", "is_last")
     shards_blocks = False
     config: ThoughtGestaltConfig
     network: ThoughtGestaltNetwork
@@ -59,6 +58,10 @@ class ThoughtGestaltLM(LanguageModel):
         super().__init__(config, optimizer, compile)
         self.sentence_steps = 0
         """Number of sentence steps trained so far, the same on all ranks."""
+
+    @property
+    def batch_keys(self) -> tuple[str, ...]:
+        return ("tokens", "targets", "lengths", "is_last")
 
     @property
     def shares_prefixes(self) -> bool:

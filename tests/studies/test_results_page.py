@@ -8,7 +8,10 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from quiet import quiet_trainer
 
+from datamodules import LocalText
+from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
 from studies import results_page
 from studies.results_page import (
     BEGIN,
@@ -48,7 +51,7 @@ def test_values_of_the_table(reported, study):
     assert rows["plain"]["bpb"] == "2.5 (2 to 3)"
     assert rows["copied"]["bpb"] == "2.125 (1.5 to 2.75), not causal"
     assert rows["plain"]["minus plain"] == "-"
-    assert rows["copied"]["minus plain"] == "-0.375 (-0.5 to -0.25)"
+    assert rows["copied"]["minus plain"] == "-0.375 (-0.5 to -0.25), not causal"
     assert rows["plain"]["parameters (k)"] == "0.01"
     assert rows["plain"]["training TFLOPs"] == "3"
     assert rows["plain"]["inference kFLOPs/token"] == "2"
@@ -154,9 +157,59 @@ def test_the_users_text_is_neither_named_nor_quoted(reported, study, tmp_path):
     assert (tmp_path / "pair" / "copy-looks" / "picture.png").exists()
 
 
-def test_missing_runs_are_named(reported, study, commands, tmp_path):
-    text = reported(replace(study, seeds=(0, 2)))
-    assert "- not run: copy-seed2, plain-seed2\n" in text
+def test_missing_runs_are_named(reported, tmp_path):
+    shutil.rmtree(tmp_path / "runs" / "copy-seed1")
+    text = reported()
+    assert "- not run: copy-seed1\n" in text
+    assert "copied (seed 0)" in table(text, "bpb")
+
+
+def test_a_further_seed_of_another_run_asks_for_no_more_runs(reported, study, commands, tmp_path):
+    reported()
+    further = replace(study, seeds=(5,))
+    run_study(further, tmp_path / "runs", only=["copy"])
+    text = reported(further)
+    assert "- not run" not in text
+    assert "--seeds 0,1\n" in text
+    assert {"plain (seeds 0, 1)", "copied"} <= set(table(text, "bpb"))
+
+
+def test_columns_with_one_baseline_have_a_difference_each(reported, study):
+    rows = table(reported(replace(study, paired={"bpb": "plain", "logged M": "plain"})), "bpb")
+    assert rows["copied"]["bpb, minus plain"] == "-0.375 (-0.5 to -0.25), not causal"
+    assert rows["copied"]["logged M, minus plain"] == "0"
+
+
+def test_runs_of_other_lengths_are_named(reported, study):
+    longer = replace(study.runs["copy"], length=2.0)
+    changed = replace(study, runs={**study.runs, "copy": longer})
+    assert "- 64 tokens (2 steps of 32) a run; 2 times that: copied\n" in reported(changed)
+
+
+def test_a_cost_may_be_unknown(study, commands, tmp_path, monkeypatch):
+    """Such as the FLOPs of questions in a run that has logged none."""
+    cost = {"run.parameters": 10, "run.flops": None, "run.inference_flops_per_token": None}
+    monkeypatch.setattr(results_page, "read_cost", lambda folder, options: cost)
+    run_study(study, tmp_path / "runs")
+    write_report(study, tmp_path / "runs", tmp_path / "pair.md")
+    assert "training TFLOPs" not in (tmp_path / "pair.md").read_text()
+
+
+def test_cost_is_of_the_last_checkpoint(text_file, tmp_path):
+    """A run without logs; FLOPs are counted for its two steps of 64 tokens."""
+    cache = str(tmp_path / "cache")
+    data = LocalText(data_files=str(text_file), block_size=32, batch_size=2, cache_dir=cache)
+    sizes = {"vocab_size": data.vocab_size, "block_size": 32, "num_layers": 1, "dim": 16}
+    model = TransformerLM(TransformerConfig(**sizes, num_heads=2), OptimizerConfig(warmup=0))
+    trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0)
+    trainer.fit(model, data)
+    trainer.save_checkpoint(tmp_path / "train" / "X" / "version_0" / "checkpoints" / "last.ckpt")
+    cost = results_page.read_cost(RunFolder(tmp_path), {"split": "val", "limit_batches": 1})
+    assert cost == {
+        "run.parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "run.flops": 2 * 64 * model.flops_per_token(32, training=True),
+        "run.inference_flops_per_token": model.flops_per_token(32),
+    }
 
 
 def test_results_outlive_their_checkpoints(reported, study, commands, tmp_path):
@@ -179,7 +232,7 @@ def test_results_outlive_their_checkpoints(reported, study, commands, tmp_path):
     assert (tmp_path / "pair" / "copy-looks" / "picture.png").read_text() == "of seed 0"
     longer = replace(study.runs["copy"], length=2.0)
     third = reported(replace(study, runs={**study.runs, "copy": longer}))
-    assert table(third, "bpb")["copied"]["bpb"] == "1.5, not causal"
+    assert table(third, "bpb")["copied (seed 0)"]["bpb"] == "1.5, not causal"
     assert "- not run: copy-seed1\n" in third
 
 

@@ -281,6 +281,10 @@ class StagedLM(TextLM):
         self.register_load_state_dict_post_hook(_read_again)
 
     @property
+    def batch_keys(self) -> tuple[str, ...]:
+        return (*super().batch_keys, "sequence_id")
+
+    @property
     def stages(self) -> Stages:
         """The curriculum."""
         return self.config.curriculum()

@@ -377,7 +377,7 @@ class LatentNetwork(TextNetwork):
         return last[:, latents.shape[1] - 1 :]  # the last latent predicts the first token
 
     def write_steps(self, latents: Tensor, max_tokens: int, vocab_size: int) -> Tensor:
-        """Returns the token ids (N, most) that the decoder writes greedily after latents.
+        """Returns the token ids (N, max_tokens) that the decoder writes greedily after latents.
 
         Args:
             latents: Latents that stand for one step each (N, c, D).

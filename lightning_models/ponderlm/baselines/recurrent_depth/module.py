@@ -170,8 +170,11 @@ class RecurrentDepthLM(LoopedLM):
         compile: bool = False,
     ) -> None:
         super().__init__(config, optimizer, compile)
-        if self.config.state == "noise":
-            self.batch_keys = (*self.batch_keys, "sequence_id")
+
+    @property
+    def batch_keys(self) -> tuple[str, ...]:
+        draws = self.config.state == "noise" and self.training
+        return (*super().batch_keys, "sequence_id") if draws else super().batch_keys
 
     def build_network(self) -> RecurrentNetwork:
         network = super().build_network()
