@@ -287,14 +287,10 @@ def _kind_of(name: str, group: pd.DataFrame) -> str:
 def _kind(key: str, values: Mapping[str, Any]) -> str:
     """Returns the kind of a run's likelihood, or "" if it is exact and causal."""
     name = key.removesuffix(BITS).removesuffix(NATS)
-    if values.get(f"{name}.causal") is False:
-        return "not causal"
     likelihood = values.get(f"{name}.likelihood")
-    return (
-        likelihood.replace("_", " ")
-        if isinstance(likelihood, str) and likelihood != "exact"
-        else ""
-    )
+    if isinstance(likelihood, str) and likelihood != "exact":
+        return likelihood.replace("_", " ").replace("noncausal", "not causal")
+    return "not causal" if values.get(f"{name}.causal") is False else ""
 
 
 def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: bool) -> str:

@@ -111,6 +111,8 @@ def test_columns_are_keys_or_expressions(study, commands, tmp_path, content, key
     [
         ({"likelihood": "exact", "causal": True}, ""),
         ({"likelihood": "lower_bound", "causal": True}, ", lower bound"),
+        ({"likelihood": "lower_bound", "causal": False}, ", lower bound"),
+        ({"likelihood": "noncausal", "causal": False}, ", not causal"),
         ({"likelihood": "exact", "causal": False}, ", not causal"),
     ],
 )
