@@ -60,7 +60,7 @@ STUDY = $(RUN) -m $(1) $(if $(TEXT),--text $(foreach pattern,$(TEXT),'$(pattern)
 study: $(READY)
 	$(call STUDY,studies $(METHOD))
 
-# The methods compared on the same text: several hours for SUITE=cpu, resumable run by run.
+# The methods compared on the same text: one to two hours for SUITE=cpu, resumable run by run.
 suite: $(READY)
 	$(call STUDY,studies suite_$(SUITE))
 
