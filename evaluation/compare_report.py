@@ -521,15 +521,19 @@ FILES = (
 )
 
 
+FILE_ENDINGS = (".png", ".svg", ".html", ".md", ".csv", ".json")
+
+
 def report_folder(target: str) -> Path:
     """Returns the output folder of a report, after checking that its parent can be written to.
 
     Raises:
-        ValueError: If it is a file, holds anything but an earlier report, or is not writable.
+        ValueError: If it is a file or named as one, holds anything but an earlier report, or is not
+            writable.
     """
     folder = Path(target).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"output ({folder}) is a file; name a folder")
+    if folder.suffix in FILE_ENDINGS or (folder.exists() and not folder.is_dir()):
+        raise ValueError(f"output ({folder}) is a file; name a folder, or FILE.pdf for its figures")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / PAGE).is_file():
         raise ValueError(
             f"output ({folder}) has other files, and no {PAGE} of an earlier comparison; name "

@@ -344,7 +344,7 @@ def test_an_earlier_report_is_replaced_and_other_files_stay(tmp_path):
 
 def test_folders_of_others_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    for path in (tmp_path, tmp_path / "notes.txt"):
+    for path in (tmp_path, tmp_path / "notes.txt", tmp_path / "figure.png"):
         with pytest.raises(ValueError, match="output"):
             report_folder(str(path))
     (tmp_path / "empty").mkdir()
