@@ -401,7 +401,7 @@ def _analyses(study: Study, files: Path) -> str:
 
 
 def draw_figure(study: Study, figure: Figure, files: Path) -> Any:
-    """Returns the study's figure, drawn from the files of its analyses.
+    """Returns the study's figure, drawn from the files of its analyses, without extra runs.
 
     Args:
         study: The declared runs.
@@ -409,7 +409,8 @@ def draw_figure(study: Study, figure: Figure, files: Path) -> Any:
         files: Folder of the report's files.
     """
     drawn, (ax,) = panels(6.4, 3.8, 1)
-    runs = [run for run in study.runs.values() if figure.analysis in run.analyses]
+    shown = [run for run in study.runs.values() if not run.extra]
+    runs = [run for run in shown if figure.analysis in run.analyses]
     for run, color in zip(runs, shades(len(runs)), strict=True):
         for path in sorted((files / f"{run.name}-{figure.analysis}").glob(figure.table)):
             table = pd.read_csv(path)
