@@ -336,7 +336,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 
 ## Evaluations
 
-{seeds}: {" ".join(notes)} Wall time includes start-up and validations. \
+{seeds}: {" ".join(notes)} Wall time includes start-up and validations; other work may have run. \
 [Every run]({files.name}/{EVERY_RUN}).
 
 {summary}
