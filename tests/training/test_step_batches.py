@@ -23,7 +23,7 @@ def test_the_recipe_finds_the_batches_of_a_step(fit, tmp_path, capsys):
     text = (ROOT / "docs" / "scale.md").read_text()
     (recipe,) = re.findall(r"```python\n(step, .*?|from .*?step, .*?)```", text, re.DOTALL)
     recipe = recipe.replace("48210", "5").replace(
-        "runs/first/version_0/checkpoints/last.ckpt", str(before)
+        "runs/first/TransformerLM/version_0/checkpoints/last.ckpt", str(before)
     )
     capsys.readouterr()
     exec(recipe, {})
