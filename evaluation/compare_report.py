@@ -321,10 +321,8 @@ COUNTED = "FLOPs are counted, not measured; a multiply-add is two."
 def make_notes(runs: pd.DataFrame) -> list[str]:
     """Returns explanatory notes for the columns present."""
     rows, keys = runs.groupby("label", sort=False), number_keys(runs)
-    kinds, tasks = (
-        set(runs["likelihood"]),
-        [t["how"] for x in runs["tasks"] for t in x.values()],
-    )
+    kinds = set(runs["likelihood"])
+    tasks = [task["how"] for scores in runs["tasks"] for task in scores.values()]
     doubled = [_same_seeds(str(label), list(row["seed"])) for label, row in rows]
     notes = {
         SEVERAL_SEEDS if max(rows.size()) > 1 else ONE_SEED: True,
@@ -360,8 +358,8 @@ def _text_changes(runs: pd.DataFrame) -> list[str]:
 
 def _same_seeds(label: str, seeds: Sequence[str]) -> str:
     """Returns a sentence if two runs of a row have the same known seed."""
-    shared = [seed for seed in seeds if not seed.startswith("?")]
-    if len(set(shared)) == len(shared):
+    known_seeds = [seed for seed in seeds if not seed.startswith("?")]
+    if len(set(known_seeds)) == len(known_seeds):
         return ""
     return (
         f"{label}: two of its runs have the same seed ({', '.join(seeds)}), so their spread says "

@@ -333,7 +333,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             self.batch_keys
         )
         if self.reads != "windows":
-            raise ValueError(f"{message}, as datamodules of its rows ({self.reads}) have them")
+            raise ValueError(f"{message}; take them from a data module with rows '{self.reads}'")
         row = "sequence_id" in self.batch_keys
         ids = " and sequence_id (B,), the index of each row in the data" if row else ""
         raise ValueError(

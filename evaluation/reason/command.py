@@ -143,7 +143,7 @@ def measure_reason(
     chains = (idx for idx, contestant in enumerate(contestants) if contestant.is_chain_of_thought)
     first = next(chains, None) if config.rounds else None
     baseline = None if first is None else timings[first]
-    content = {
+    return {
         "results": [
             _result(*parts, data=data, baseline=baseline, noise_seed=noise_seed)
             for parts in zip(contestants, all_answers, rows, timings, strict=True)
@@ -162,8 +162,7 @@ def measure_reason(
             "precision": precision,
             "device": str(contestants[0].model.device),
         },
-    }
-    return content, [*chain(*rows)]
+    }, [*chain(*rows)]
 
 
 def _following(questions: Sequence[Question], final: Question) -> dict[int, Question]:
