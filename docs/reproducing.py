@@ -1,4 +1,4 @@
-"""Writes docs/reproducing.md, the runs of the papers with their cost, from docs/reproducing.csv.
+"""Adds the costs of the papers' runs to docs/reproducing.csv, and writes docs/reproducing.md.
 
     pip install -e '.[lora]'  # rows with LoRA need it
     python docs/reproducing.py
@@ -11,11 +11,10 @@ import contextlib
 import csv
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from callbacks.overview import quantity
 from callbacks.throughput import PEAK_BF16
@@ -24,28 +23,34 @@ from training.plan import Planner, count_flops, count_steps
 
 DOCS = Path(__file__).parent
 MFU, GPU = 0.4, "H100"
+COSTS = ("batch_unit", "tokens", "validation_share", "gpu_hours")
+"""Columns of the CSV that this program fills; empty where only the text can tell."""
 HEAD = f"""\
 # Reproducing the papers
 
-Every run of the papers' tables and figures that this project can train, at the papers' scale: the
-command, the global batch and who states it, and what the run takes on {GPU}s at {MFU:.0%} of
-their peak. The pages of the methods say how the tables are made of these runs;
+Every run of the papers' tables and figures that this project can train, at the papers' scale.
+**[reproducing.csv](reproducing.csv) has a row for each run**: `command` (the options of
+`python train.py fit`), global batch and its source, deviations, tokens, validation's share of all
+FLOPs, and the hours on {GPU}s at {MFU:.0%} of their peak. The tables below add them up by the
+papers' tables and figures. The pages of the methods say how those are made of the runs;
 `python train.py plan` plans a run with options of your own, its memory included.
-Written by `python docs/reproducing.py` from [reproducing.csv](reproducing.csv).
 
-A command is `python train.py fit` with the options of its row; `--trainer.devices N` shares the
-same batch. *Validation* is its share of all FLOPs. Texts that are not prepared yet count with the
-mean length of their rows; a dash stands where only the text can tell. The bracketed
-numbers under *stated by* and the numbers under *deviates in* refer to the notes below each table.
+```bash
+python docs/reproducing.py
+```
+
+writes this page and the costs of the CSV. `--trainer.devices N` shares the same batch. Texts that
+are not prepared yet count with the mean length of their rows; a dash stands where only the text can
+tell. Numbers in brackets refer to the notes below each table.
 """
 COLUMNS = (
     "paper's result",
-    "options of `fit`",
+    "runs",
+    "options of the first",
     "global batch",
-    "stated by",
     "tokens",
-    "validation",
     "GPU-hours",
+    "in all",
     "deviates in",
 )
 RULE = "|---" * len(COLUMNS) + "|"
@@ -58,18 +63,18 @@ class _Described(Planner):
         self.run = self.planned_run()
 
 
-def plan(row: dict[str, str]) -> dict[str, Any]:
-    """Returns the batch and costs of a row's command.
+def plan(row: dict[str, str]) -> dict[str, str]:
+    """Returns the values of ``COSTS`` for a row's command.
 
     Args:
         row: A row of the CSV.
 
-    Returns:
-        ``batch`` and its ``unit``, and ``tokens``, ``validation`` and ``hours``, None where only
-        the text can tell.
+    Raises:
+        ValueError: If the command's global batch is not the row's.
     """
     run = _Described(shlex.split(row["command"])).run
-    batch = {"batch": run.batch.size, "unit": run.batch.unit}
+    if run.batch.size != int(row["paper_batch"]):
+        raise ValueError(f"{row['result']}: {run.batch.size} {run.batch.unit} per step")
     epochs = run.trainer["max_epochs"]
     if run.data.rows == "reasoning" and row["epoch_tokens"]:
         tokens: float | None = float(row["epoch_tokens"]) * epochs
@@ -79,40 +84,65 @@ def plan(row: dict[str, str]) -> dict[str, Any]:
         per_step = run.batch.size * (run.slots if run.batch.unit == "rows" else 1)
         tokens = count_steps(run, per_step)[1]
     if tokens is None:
-        return {**batch, "tokens": None, "validation": None, "hours": None}
+        return dict(zip(COSTS, (run.batch.unit, "", "", ""), strict=True))
     if row["val_tokens"]:  # after each epoch
-        scored: float | None = float(row["val_tokens"]) * epochs
-        scored *= 1 + answered_share(run.data, run.trainer, scored, row=run.slots, devices=1)
+        texts = float(row["val_tokens"]) * epochs
+        answered = answered_share(run.data, run.trainer, texts, row=run.slots, devices=1)
+        scored: float | None = texts * (1 + answered)
     else:
         scored = validation_tokens(run.data, run.trainer, tokens, row=run.slots, batch=run.batch)
     training, validation = count_flops(run, tokens, scored or 0.0)
-    return {
-        **batch,
-        "tokens": tokens,
-        "validation": None if scored is None else validation / (training + validation),
-        "hours": (training + validation) / (MFU * PEAK_BF16[GPU]) / 3600,
-    }
+    share = "" if scored is None else f"{validation / (training + validation):.2g}"
+    hours = (training + validation) / (MFU * PEAK_BF16[GPU]) / 3600
+    values = (run.batch.unit, f"{tokens:.0f}", share, f"{hours:.3g}")
+    return dict(zip(COSTS, values, strict=True))
 
 
-def line(row: dict[str, str], costs: dict[str, Any], notes: dict[str, int]) -> str:
+def page(rows: Iterable[dict[str, str]]) -> str:
+    """Returns the text of the page.
+
+    Args:
+        rows: The rows of the CSV with their costs.
+    """
+    parts = [HEAD]
+    for paper, of_paper in groupby(rows, itemgetter("paper")):
+        notes: dict[str, int] = {}
+        groups: dict[str, list[dict[str, str]]] = {}
+        for row in of_paper:
+            groups.setdefault(row["result"].split(": ")[0], []).append(row)
+        parts += [f"\n## {paper}\n", f"| {' | '.join(COLUMNS)} |", RULE]
+        parts += [line(result, runs, notes) for result, runs in groups.items()]
+        parts += ["", *(f"{number}. {text}" for text, number in notes.items())]
+    return "\n".join(parts) + "\n"
+
+
+def line(result: str, runs: list[dict[str, str]], notes: dict[str, int]) -> str:
     """Returns a row of the page's table, and adds its texts to the section's notes.
 
     Args:
-        row: A row of the CSV.
-        costs: See ``plan``.
+        result: The paper's table or figure.
+        runs: Its rows of the CSV.
         notes: Number of each note.
     """
-    unit = "" if costs["unit"] == "rows" else f" {costs['unit']}"
-    tokens, share, hours = costs["tokens"], costs["validation"], costs["hours"]
+    batches = dict.fromkeys(
+        f"{int(run['paper_batch']):,} {run['batch_unit']} ({note(run['batch_source'], notes)})"
+        for run in runs
+    )
+    texts = [text for run in runs for text in run["deviation"].split("; ") if text]
+    deviations = dict.fromkeys(texts)
+    tokens, hours = (
+        sorted(float(run[column]) for run in runs if run[column])
+        for column in ("tokens", "gpu_hours")
+    )
     cells = (
-        row["result"],
-        f"`{row['command']}`",
-        f"{costs['batch']:,}{unit}",
-        f"{int(row['paper_batch']):,} ({note(row['batch_source'], notes)})",
-        "-" if tokens is None else quantity(tokens),
-        "-" if share is None else f"{share:.1%}",
-        "-" if hours is None else f"{float(f'{hours:.3g}'):,.10g}",
-        ", ".join(note(text, notes) for text in row["deviation"].split("; ") if text),
+        result,
+        str(len(runs)),
+        f"`{runs[0]['command']}`",
+        ", ".join(batches),
+        interval([quantity(value) for value in tokens]),
+        interval([digits(value) for value in hours]),
+        digits(sum(hours)) if len(hours) == len(runs) else "-",
+        ", ".join(note(text, notes) for text in deviations),
     )
     return "| " + " | ".join(cells) + " |"
 
@@ -120,6 +150,16 @@ def line(row: dict[str, str], costs: dict[str, Any], notes: dict[str, int]) -> s
 def note(text: str, notes: dict[str, int]) -> str:
     """Returns the number of a note, a new one for a new text."""
     return str(notes.setdefault(text, len(notes) + 1))
+
+
+def interval(values: list[str]) -> str:
+    """Returns the first and the last of sorted values, one of equal ones, or a dash for none."""
+    return " to ".join(dict.fromkeys(values[:1] + values[-1:])) or "-"
+
+
+def digits(value: float) -> str:
+    """Formats a number with three significant digits."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 @contextlib.contextmanager
@@ -132,15 +172,15 @@ def other_files() -> Iterator[None]:
 
 
 def main() -> None:
-    """Plans all rows and writes the page."""
-    parts = [HEAD]
-    with (DOCS / "reproducing.csv").open(newline="") as file, other_files():
-        for paper, rows in groupby(csv.DictReader(file), itemgetter("paper")):
-            notes: dict[str, int] = {}
-            parts += [f"\n## {paper}\n", f"| {' | '.join(COLUMNS)} |", RULE]
-            parts += [line(row, plan(row), notes) for row in rows]
-            parts += ["", *(f"{number}. {text}" for text, number in notes.items())]
-    (DOCS / "reproducing.md").write_text("\n".join(parts) + "\n")
+    """Plans all rows, and writes their costs and the page."""
+    path = DOCS / "reproducing.csv"
+    with path.open(newline="") as file, other_files():
+        rows = [{**row, **plan(row)} for row in csv.DictReader(file)]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    (DOCS / "reproducing.md").write_text(page(rows))
 
 
 if __name__ == "__main__":
