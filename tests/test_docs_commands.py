@@ -118,7 +118,7 @@ def parameters():
 
 @cache
 def parsed(words):
-    return parse_training(without(words[3:], ROOT_DIR))
+    return parse_training(without(without(words[3:], ROOT_DIR), "--ckpt_path"))
 
 
 @cache
