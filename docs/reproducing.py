@@ -31,9 +31,8 @@ HEAD = f"""\
 Every run of the papers' tables and figures that this project can train, at the papers' scale.
 **[reproducing.csv](reproducing.csv) has a row for each run**: `command` (the options of
 `python train.py fit`), global batch and its source, deviations, tokens, validation's share of all
-FLOPs, and the hours on {GPU}s at {MFU:.0%} of their peak. The tables below add them up by the
-papers' tables and figures. The pages of the methods say how those are made of the runs;
-`python train.py plan` plans a run with options of your own, its memory included.
+FLOPs, and the hours on {GPU}s at {MFU:.0%} of their peak. The tables below add them up;
+`python train.py plan` plans a run with options of your own.
 
 ```bash
 python docs/reproducing.py
@@ -46,7 +45,6 @@ tell. Numbers in brackets refer to the notes below each table.
 COLUMNS = (
     "paper's result",
     "runs",
-    "options of the first",
     "global batch",
     "tokens",
     "GPU-hours",
@@ -137,7 +135,6 @@ def line(result: str, runs: list[dict[str, str]], notes: dict[str, int]) -> str:
     cells = (
         result,
         str(len(runs)),
-        f"`{runs[0]['command']}`",
         ", ".join(batches),
         interval([quantity(value) for value in tokens]),
         interval([digits(value) for value in hours]),
