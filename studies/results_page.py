@@ -306,12 +306,16 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
     count, minutes = len(table), table["seconds"].sum() / 60
     cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time in all"
-    seeds = _seeds(table["seed"]).capitalize()
-    notes = ["means, in brackets the smallest and the largest value."]
+    seeds = _seeds(table["seed"])
+    notes = [
+        f"Means over {seeds} (smallest to largest value)."
+        if table["seed"].nunique() > 1
+        else f"{seeds.capitalize()}."
+    ]
     if any(key.endswith(BITS) for key in study.columns.values()):
-        notes.append("bpb: bits per byte, lower is better.")
+        notes.append("bpb: bits per byte.")
     if study.paired:
-        notes.append("Differences (*minus*) are paired by seed.")
+        notes.append("*Minus*: paired by seed.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     summary = summary_table(study, table)
     if study.figure is not None:
@@ -336,7 +340,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 
 ## Evaluations
 
-{seeds}: {" ".join(notes)} Wall time includes start-up and validations; other work may have run. \
+{" ".join(notes)} Wall time includes start-up and validations. \
 [Every run]({files.name}/{EVERY_RUN}).
 
 {summary}
