@@ -315,7 +315,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     if any(key.endswith(BITS) for key in study.columns.values()):
         notes.append("bpb: bits per byte.")
     if study.paired:
-        notes.append("*Minus*: paired by seed.")
+        notes.append("*Minus*: means over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     summary = summary_table(study, table)
     if study.figure is not None:
@@ -340,7 +340,8 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 
 ## Evaluations
 
-{" ".join(notes)} Wall time includes start-up and validations. \
+{" ".join(notes)} Wall time includes start-up, validations and other jobs on the same cores: \
+compare FLOPs. \
 [Every run]({files.name}/{EVERY_RUN}).
 
 {summary}
