@@ -28,28 +28,29 @@ COSTS = ("batch_unit", "tokens", "validation_share", "gpu_hours")
 HEAD = f"""\
 # Reproducing the papers
 
-Every run of the papers' tables and figures that this project can train, at the papers' scale.
-**[reproducing.csv](reproducing.csv) has a row for each run**: `command` (the options of
-`python train.py fit`), global batch and its source, deviations, tokens, validation's share of all
-FLOPs, and the hours on {GPU}s at {MFU:.0%} of their peak. The tables below add them up;
-`python train.py plan` plans a run with options of your own.
+Every run of the papers' tables and figures that this project can train, and some controls that the
+papers lack. For each run, **[reproducing.csv](reproducing.csv)** has the options of
+`python train.py fit`, the global batch and its source, deviations from the paper, tokens,
+validation's share of the FLOPs, and hours on an {GPU} at {MFU:.0%} of its bf16 peak (float32
+takes longer). `python train.py plan` plans a run with options of your own.
 
 ```bash
 python docs/reproducing.py
 ```
 
-writes this page and the costs of the CSV. `--trainer.devices N` shares the same batch. Texts that
-are not prepared yet count with the mean length of their rows; a dash stands where only the text can
-tell. Numbers in brackets refer to the notes below each table.
+The command rewrites this page and the cost columns of the CSV. With `--trainer.devices N` devices
+share the global batch. For texts that are not prepared, tokens are rows times their mean length; a
+dash means that the number is known only once the text is prepared. Numbers in brackets refer to the
+notes below each table.
 """
 COLUMNS = (
-    "paper's result",
+    "result",
     "runs",
     "global batch",
     "tokens",
-    "GPU-hours",
-    "in all",
-    "deviates in",
+    "GPU-hours per run",
+    "in total",
+    "deviations",
 )
 RULE = "|---" * len(COLUMNS) + "|"
 
