@@ -73,7 +73,10 @@ def plan(row: dict[str, str]) -> dict[str, str]:
     """
     run = _Described(shlex.split(row["command"])).run
     if run.batch.size != int(row["paper_batch"]):
-        raise ValueError(f"{row['result']}: {run.batch.size} {run.batch.unit} per step")
+        raise ValueError(
+            f"{row['result']}: the command has {run.batch.size} {run.batch.unit} per step, "
+            f"paper_batch is {row['paper_batch']}; correct the one that is not the paper's"
+        )
     epochs = run.trainer["max_epochs"]
     if run.data.rows == "reasoning" and row["epoch_tokens"]:
         tokens: float | None = float(row["epoch_tokens"]) * epochs
