@@ -40,13 +40,12 @@ python docs/reproducing.py
 
 The command rewrites this page and the cost columns of the CSV. With `--trainer.devices N` devices
 share the global batch. For texts that are not prepared, tokens are rows times their mean length; a
-dash means that the number is known only once the text is prepared. Numbers in brackets refer to the
-notes below each table.
+dash means that the number is known only once the text is prepared. Deviations are listed below each
+table; batches that a paper does not give are ours.
 """
 COLUMNS = (
     "result",
     "runs",
-    "global batch",
     "tokens",
     "GPU-hours per run",
     "in total",
@@ -126,10 +125,6 @@ def line(result: str, runs: list[dict[str, str]], notes: dict[str, int]) -> str:
         runs: Its rows of the CSV.
         notes: Number of each note.
     """
-    batches = dict.fromkeys(
-        f"{int(run['paper_batch']):,} {run['batch_unit']} ({note(run['batch_source'], notes)})"
-        for run in runs
-    )
     texts = [text for run in runs for text in run["deviation"].split("; ") if text]
     deviations = dict.fromkeys(texts)
     tokens, hours = (
@@ -139,7 +134,6 @@ def line(result: str, runs: list[dict[str, str]], notes: dict[str, int]) -> str:
     cells = (
         result,
         str(len(runs)),
-        ", ".join(batches),
         interval([quantity(value) for value in tokens]),
         interval([digits(value) for value in hours]),
         digits(sum(hours)) if len(hours) == len(runs) else "-",

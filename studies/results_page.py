@@ -1,8 +1,9 @@
 """Report of a study: the comparison of its runs, and a table of its evaluations.
 
-A study with columns generates a marked section of docs/results/NAME.md. The table of every run, the
-comparison and the files of the analyses are written to the folder docs/results/NAME. A run with the
-declared settings stays in the table and the report after its checkpoint is deleted.
+A study with columns generates a marked section of docs/results/NAME.md. The tables of every run and
+of their means, the comparison and the files of the analyses are written to the folder
+docs/results/NAME. A run with the declared settings stays in the tables and the report after its
+checkpoint is deleted.
 """
 
 import json
@@ -27,7 +28,8 @@ from studies.study import LOGGED, Figure, Run, Study, StudyError
 BEGIN = "<!-- study: begin (generated; what stands outside of the two marks is kept) -->"
 END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
-COMPARISON, EVERY_RUN, FIGURE = "comparison", "evaluations.csv", "figure.png"
+COMPARISON, FIGURE = "comparison", "figure.png"
+EVERY_RUN, MEANS = "evaluations.csv", "means.csv"
 KIND = "kind of "
 """Prefix of columns with the kind of likelihood, in the table of every run."""
 BITS, NATS = ".bits_per_byte", ".nats_per_token"
@@ -129,7 +131,9 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     _copy_files(study, trained, files)
     if study.figure is not None:
         write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
-    section = render_section(study, table, files, whole=earlier.empty)
+    means = means_table(study, table)
+    write_whole(files / MEANS, means.to_csv(index=False))
+    section = render_section(study, table, means, files, whole=earlier.empty)
     (files / COMPARISON / "report.html").unlink(missing_ok=True)  # the Markdown is kept
     blank = (
         f"# {study.title}\n\n{BEGIN}\n{END}\n\n## Conclusions\n\n"
@@ -240,7 +244,7 @@ def _numbers(results: pd.DataFrame, key: str) -> Any:
         return float("nan")
 
 
-def summary_table(study: Study, table: pd.DataFrame) -> str:
+def means_table(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     """Returns one row per run: means over its seeds, with the smallest and largest values."""
     rows = []
     names = [name for name in (*study.columns, *COST) if table[name].notna().any()]
@@ -248,20 +252,32 @@ def summary_table(study: Study, table: pd.DataFrame) -> str:
     for title, group in by_seed.groupby("title", sort=False):
         cells = {}
         for name in names:
-            cells[name] = _mean(group[name]) + _kind_of(name, group)
+            show = _mean if name in study.columns else _cost
+            cells[name] = show(group[name]) + _kind_of(name, group)
             if name in study.paired:
                 baseline = study.runs[study.paired[name]].title
                 other = by_seed[by_seed["title"] == baseline]
                 gaps = _mean(group[name] - other[name])
                 gaps += _kind_of(name, group) or _kind_of(name, other)
-                column = (
-                    f"minus {baseline}" if len(study.paired) == 1 else f"{name}, minus {baseline}"
-                )
-                cells[column] = "-" if title == baseline else gaps
+                cells[_difference(study, name)] = "-" if title == baseline else gaps
         if set(group.index) != set(by_seed.index):
             title = f"{title} ({_seeds(group.index)})"
         rows.append({"run": title, **cells, "wall time": clock(group["seconds"].mean())})
-    return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+    return pd.DataFrame(rows)
+
+
+def _difference(study: Study, name: str) -> str:
+    """Returns the title of a paired column's differences."""
+    baseline = study.runs[study.paired[name]].title
+    return f"minus {baseline}" if len(study.paired) == 1 else f"{name}, minus {baseline}"
+
+
+def page_table(study: Study, means: pd.DataFrame) -> str:
+    """Returns the page's table in Markdown: the study's page columns, differences and cost."""
+    chosen = {"run", *(study.page_columns or study.columns), *COST}
+    chosen |= {_difference(study, name) for name in study.paired if name in chosen}
+    shown = means[[name for name in means if name in chosen]]
+    return shown.to_markdown(index=False, disable_numparse=True)
 
 
 def _seeds(seeds: Iterable[int]) -> str:
@@ -276,6 +292,10 @@ def _mean(values: pd.Series) -> str:
         return "-"
     low, high = f"{values.min():.5g}", f"{values.max():.5g}"
     return f"{values.mean():.5g}" + ("" if low == high else f" ({low} to {high})")
+
+
+def _cost(values: pd.Series) -> str:
+    return "-" if values.dropna().empty else f"{values.mean():,.4g}"
 
 
 def _kind_of(name: str, group: pd.DataFrame) -> str:
@@ -293,12 +313,15 @@ def _kind(key: str, values: Mapping[str, Any]) -> str:
     return "not causal" if values.get(f"{name}.causal") is False else ""
 
 
-def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: bool) -> str:
+def render_section(
+    study: Study, table: pd.DataFrame, means: pd.DataFrame, files: Path, *, whole: bool
+) -> str:
     """Returns the generated section, including its marks.
 
     Args:
         study: The declared runs and columns.
-        table: One row per run, see `evaluations_table`.
+        table: One row per run and seed, see `evaluations_table`.
+        means: One row per run, see `means_table`.
         files: Folder of the report's files, including the comparison.
         whole: Whether the comparison covers all runs of the table.
     """
@@ -317,7 +340,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     if study.paired:
         notes.append("*Minus*: means over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
-    summary = summary_table(study, table)
+    summary = page_table(study, means)
     if study.figure is not None:
         summary += f"\n\n![{study.figure.y_label}]({files.name}/{FIGURE})"
     reports = [files / COMPARISON / name for name in ("report.md", "runs.csv")]
@@ -340,9 +363,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 
 ## Evaluations
 
-{" ".join(notes)} Wall time includes start-up, validations and other jobs on the same cores: \
-compare FLOPs. \
-[Every run]({files.name}/{EVERY_RUN}).
+{" ".join(notes)} [All means]({files.name}/{MEANS}), [every run]({files.name}/{EVERY_RUN}).
 
 {summary}
 
@@ -389,18 +410,15 @@ def _copy_files(study: Study, trained: Trained, files: Path) -> None:
 
 
 def _analyses(study: Study, files: Path) -> str:
-    """Returns a list of the analyses with links to their figures and tables."""
+    """Returns a list of the analyses with a link to each figure, or to a table without one."""
     lines = []
     for name in (f"{run.name}-{name}" for run in study.runs.values() for name in run.analyses):
         if not (files / name).is_dir():
             continue
-        links: dict[str, list[str]] = {}
-        for path in sorted((files / name).iterdir()):
-            subject = path.stem.rpartition("-")[2]  # of val-step=N-SUBJECT
-            links.setdefault(subject, []).append(
-                f"[{path.suffix[1:]}]({files.name}/{name}/{path.name})"
-            )
-        subjects = ", ".join(f"{subject} {' '.join(each)}" for subject, each in links.items())
+        paths = sorted((files / name).iterdir(), key=lambda path: path.suffix != ".csv")
+        # stems are val-step=N-SUBJECT; figures come last and replace their tables
+        links = {path.stem.rpartition("-")[2]: f"{files.name}/{name}/{path.name}" for path in paths}
+        subjects = ", ".join(f"[{subject}]({links[subject]})" for subject in sorted(links))
         lines.append(f"- {name}: {subjects}")
     return "\n".join(["\n## Analyses\n", *lines, ""]) if lines else ""
 

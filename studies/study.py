@@ -160,9 +160,11 @@ class Study:
     protocol: str = ""
     """Split of the scores, and how hyperparameters were chosen."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Title -> value in the table of docs/results/NAME.md: ``EVALUATION.KEY`` of a result file
+    """Title -> value in the tables of docs/results/NAME: ``EVALUATION.KEY`` of a result file
     (``logged.TAG`` of the training log), or a pandas expression with such names in backticks.
     Without columns the report consists of the comparison."""
+    page_columns: tuple[str, ...] = ()
+    """Titles of the columns in the table of docs/results/NAME.md. Defaults to all."""
     paired: dict[str, str] = field(default_factory=dict)
     """Title of a column -> the run from whose values the differences of each seed are taken."""
     figure: Figure | None = None
@@ -214,6 +216,8 @@ class Study:
         for title, baseline in self.paired.items():
             if self.columns and not (title in self.columns and baseline in self.runs):
                 raise StudyError(f"paired ({title}: {baseline}) must be a column and a run")
+        if unknown := set(self.page_columns) - set(self.columns):
+            raise StudyError(f"page_columns ({', '.join(sorted(unknown))}) must be columns")
         for run in self.runs.values():
             if "=" in run.title or "/" in run.title:  # compare reads TITLE=PATH
                 raise StudyError(f"runs.{run.name}.title ({run.title}) must not contain = or /")

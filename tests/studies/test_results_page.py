@@ -59,7 +59,23 @@ def test_values_of_the_table(reported, study):
     assert rows["plain"]["gap"] == "-"
     assert rows["copied"]["gap"] == "-1e-09"
     assert rows["plain"]["logged M"] == "3"
-    assert rows["plain"]["wall time"] == "0:00:00"
+
+
+def test_the_page_has_chosen_columns_and_the_means_all(reported, study, tmp_path):
+    rows = table(reported(replace(study, page_columns=("bpb",))), "bpb")
+    assert list(rows["plain"]) == [
+        "run", "bpb", "minus plain", "parameters (k)", "training TFLOPs", "inference kFLOPs/token"
+    ]  # fmt: skip
+    means = pd.read_csv(tmp_path / "pair" / "means.csv").set_index("run")
+    assert set(means) == set(rows["plain"]) - {"run"} | set(study.columns) | {"wall time"}
+    assert means.loc["copied", "bpb"] == rows["copied"]["bpb"]
+    assert means.loc["copied", "gap"] == "-1e-09"
+    assert means.loc["plain", "wall time"] == "0:00:00"
+
+
+def test_page_columns_are_columns(study):
+    with pytest.raises(StudyError, match=r"page_columns \(of another study\) must be columns"):
+        replace(study, page_columns=("bpb", "of another study"))
 
 
 def test_a_page_is_written_again(reported, tmp_path):
