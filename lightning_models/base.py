@@ -324,9 +324,11 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     # ---- steps
 
     def _check_batch(self, batch: Any) -> None:
-        """Raises a ValueError if a batch of any DataLoader lacks the keys that are read."""
+        """Raises a ValueError if the network cannot read a batch of any DataLoader."""
         is_dict = isinstance(batch, Mapping)
         if is_dict and {*self.batch_keys} <= batch.keys():
+            if "tokens" in batch:
+                self._check_tokens(batch["tokens"])
             return
         has = ", ".join(map(str, batch)) if is_dict else type(batch).__name__
         message = f"batch ({has}): {type(self).__name__} reads dicts with " + ", ".join(
@@ -340,6 +342,26 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
             f"{message}: int64 (B, T){ids}; to convert input_ids and labels (B, T + 1), use "
             "tokens = input_ids[:, :-1] and targets = labels[:, 1:]"
         )
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        if tokens.device.type != "cpu" or not tokens.numel():
+            return  # a device is not waited for: `on_before_batch_transfer` has seen the batch
+        low, high = (int(bound) for bound in tokens.aminmax())
+        if low < 0 or high >= self.config.padded_vocab_size:
+            raise ValueError(
+                f"batch: tokens from {low} to {high} must be at least 0 and below vocab_size "
+                f"({self.config.vocab_size}); encode the text with the model's tokenizer"
+            )
+        limit = self.config.position_limit
+        if limit is not None and self.reads == "windows" and tokens.shape[1] > limit:
+            raise ValueError(
+                f"batch: rows of {tokens.shape[1]} tokens exceed the {limit} learned positions "
+                "(block_size); cut the rows"
+            )
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self._check_batch(batch)
+        return batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self._check_batch(batch)

@@ -69,6 +69,27 @@ def test_batches_of_other_keys_are_refused_with_the_cure(name, verb, tmp_path):
         getattr(build(TransformerLM), step)(OTHERS[name], 0)
 
 
+UNREADABLE = {
+    "tokens from 1 to 320 must be at least 0 and below vocab_size": [1, 320],
+    "tokens from -1 to 1 must be at least 0": [1, -1],
+    r"rows of 17 tokens exceed the 16 learned positions \(block_size\)": [1] * 17,
+}
+
+
+@pytest.mark.parametrize("message", UNREADABLE)
+def test_tokens_that_the_network_cannot_read_are_refused_before_they_reach_a_device(
+    message, tmp_path
+):
+    model = build(TransformerLM, vocab_size=320, block_size=16, positions="learned")
+    tokens = torch.tensor([UNREADABLE[message]])
+    loader = torch.utils.data.DataLoader([{"tokens": tokens, "targets": tokens}], batch_size=None)
+    trainer = quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0)
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(model, loader)
+    with pytest.raises(ValueError, match=message):
+        model.on_before_batch_transfer(next(iter(loader)), 0)
+
+
 BY_CLASS = {type(method.build()): method for method in reversed(METHODS)}.values()
 
 

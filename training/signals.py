@@ -52,8 +52,8 @@ UNHELPFUL_WARNINGS = (
     r".*Checkpoint directory .* exists and is not empty.*",
     # The metrics are already summed over ranks.
     r".*It is recommended to use `self.log\(.*sync_dist=True\)`.*",
-    # Models may move batches in a custom way; our data modules do not.
-    r".*You have overridden `transfer_batch_to_device` in `LightningModule`.*",
+    # Models check batches and may move them in a custom way; our data modules do not.
+    r".*You have overridden `(on_before_batch_transfer|transfer_batch_to_device)` in `Lightning.*",
     # Training without a validation split, which the data modules report.
     r"Total length of `list` across ranks is zero.*",
     # Batches are slices of a memory map; workers are optional (data.num_workers).

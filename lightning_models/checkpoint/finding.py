@@ -111,7 +111,7 @@ def read_checkpoint(
             f"{path} is a model of transformers; make a checkpoint of it with evaluate.py import "
             f"--hf {path} --output FILE.ckpt"
         )
-    if path.suffix in (".yaml", ".yml") and not path.is_dir():
+    if path.suffix in (".yaml", ".yml") and path.is_file():
         raise CheckpointError(
             f"{path} is a config, which has no weights; train it (python train.py fit -c {path}), "
             "then name the folder of the run"

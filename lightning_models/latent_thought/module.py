@@ -156,7 +156,6 @@ class LatentThoughtLM(LanguageModel):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
         # Adds the rows' indices as a list for drawing noise on the host, without a device sync.
-        self._check_batch(batch)
         moved = super().transfer_batch_to_device(batch, device, index)
         return {**moved, "numbers": batch["sequence_id"].tolist()}
 

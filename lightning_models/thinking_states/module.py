@@ -165,7 +165,6 @@ class ThinkingStatesLM(ReasoningLM):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
         # ``rows`` are built on the host: on an accelerator this would synchronise.
-        self._check_batch(batch)
         if self.training:
             batch = {**batch, "rows": self.layout.rows(batch)}
         return super().transfer_batch_to_device(batch, device, index)

@@ -323,7 +323,6 @@ class StagedLM(TextLM):
         # the best as long as there is a chain, and Coconut's advises to keep all, because a model
         # that still writes a chain answers better than one that no longer does.
         super().on_train_batch_start(batch, batch_idx)
-        self._check_batch(batch)
         if "epochs" not in batch:
             raise ValueError(
                 f"{type(self).__name__} follows a curriculum, and the batch has no count of "

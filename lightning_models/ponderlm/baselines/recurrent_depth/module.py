@@ -186,7 +186,6 @@ class RecurrentDepthLM(LoopedLM):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
         # Adds the rows' indices as a list for drawing noise on the host, without a device sync.
-        self._check_batch(batch)
         moved = super().transfer_batch_to_device(batch, device, index)
         drawn = "sequence_id" in self.batch_keys
         return {**moved, "numbers": batch["sequence_id"].tolist()} if drawn else moved
