@@ -73,7 +73,7 @@ def load_tasks(
             that set 0 keep it, as in the harness.
 
     Raises:
-        ValueError: If a name is unknown, or the data of a task are not available.
+        ValueError: If a name is unknown, or the data or a metric of a task are not available.
     """
     if include_path is not None and not Path(include_path).is_dir():
         raise ValueError(f"include_path ({include_path}) is not a folder; name one with task files")
@@ -89,6 +89,7 @@ def load_tasks(
             loaded["tasks"] |= part["tasks"]
             loaded["groups"] |= part.get("groups", {})
         for task in loaded["tasks"].values():
+            _check_metrics(task)
             _set_shots(task, num_fewshot)
     return loaded
 
@@ -138,6 +139,18 @@ def _load(manager: TaskManager, name: str) -> Any:
             "DATA=folder, and use the tasks of configs/tasks (lambada_local, hellaswag_local, "
             "piqa_local, blimp_local, arc_easy_local, arc_challenge_local; see docs/tasks.md)"
         ) from error
+
+
+def _check_metrics(task: Any) -> None:
+    """Raises a ValueError for a metric whose program the harness could not load."""
+    if task.get_config("output_type") != "generate_until" or task.get_config("process_results"):
+        return  # the harness computes these without the functions
+    unknown = [name for name, function in task._metric_fn_list.items() if function is None]
+    if unknown:
+        raise ValueError(
+            f"tasks ({task.task_name}): the metric {unknown[0]} is neither the harness' nor one "
+            "that `evaluate` can load without the hub; name the path of its program in the task"
+        )
 
 
 def _set_shots(task: Any, num_fewshot: int | None) -> None:

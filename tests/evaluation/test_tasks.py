@@ -295,6 +295,17 @@ def test_metrics_of_the_package_are_found(program, checkpoint_path, folder, own_
     assert re.search(r"\|texts .*\| +1\||'texts,none': 1\.0", done.stdout), done.stdout
 
 
+def test_a_metric_that_cannot_be_loaded_is_one_line(checkpoint_path, folder, own_tasks):
+    more = "generation_kwargs: {until: [a], max_gen_toks: 8}"
+    write_task(own_tasks / "odd.yaml", "generate_until", "of_the_hub", more=more)
+    words = ("--ckpt", checkpoint_path, "--tasks", "odd", "--include_path", own_tasks)
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "DATA": str(folder)}
+    done = run("evaluate.py", "tasks", *words, env=env)
+    assert done.returncode == 2
+    assert "error: tasks (odd): the metric of_the_hub is neither" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_without_the_package_an_import_says_what_to_install():
     done = run("-c", "import sys; sys.path[:] = sys.path[:1]; import evaluate")
     assert done.stderr.splitlines()[-1].endswith("pip install evaluate")
