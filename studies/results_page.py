@@ -345,8 +345,8 @@ def render_section(
         summary += f"\n\n![{study.figure.y_label}]({files.name}/{FIGURE})"
     reports = [files / COMPARISON / name for name in ("report.md", "runs.csv")]
     report = next((path.name for path in reports if path.is_file()), reports[0].name)
-    body = f"[Size, cost, losses and every run]({files.name}/{COMPARISON}/{report})"
-    body += "." if whole else ", of the runs that were trained together: some checkpoints are gone."
+    body = f"[Size, cost and losses]({files.name}/{COMPARISON}/{report}) of every run"
+    body += "." if whole else " whose checkpoint is kept."
     if (files / COMPARISON / "loss.svg").is_file():
         body += f"\n\n![Loss against training tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)"
     return f"""{BEGIN}
