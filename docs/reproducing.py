@@ -40,8 +40,9 @@ python docs/reproducing.py
 
 The command rewrites this page and the cost columns of the CSV. With `--trainer.devices N` devices
 share the global batch. For texts that are not prepared, tokens are rows times their mean length; a
-dash means that the number is known only once the text is prepared. Deviations are listed below each
-table; batches that a paper does not give are ours.
+dash means that the number is known only once the text is prepared. The last column refers to the
+list below each table. Batches that a paper does not give are public code's or ours (`batch_source`
+in the CSV).
 """
 COLUMNS = (
     "result",

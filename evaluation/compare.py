@@ -233,7 +233,9 @@ def write_report(comparison: Comparison, folder: Path) -> None:
     for name, figure in comparison.figures().items():
         write_picture(figure, folder / name)
         pictures[name] = (folder / name).read_bytes()
-    frames = {TABLE: runs_table(comparison.runs), "compute.csv": comparison.compute()}
+    checks = comparison.report.checks.rename_axis("check").reset_index()
+    frames = {TABLE: runs_table(comparison.runs), "checks.csv": checks}
+    frames["compute.csv"] = comparison.compute()
     if LOSS_FIGURE in pictures:
         frames["curves.csv"] = comparison.curves()
     for name, frame in frames.items():

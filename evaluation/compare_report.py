@@ -513,7 +513,7 @@ def report_page(report: ComparisonReport, pictures: Mapping[str, bytes]) -> str:
 
 PAGE, TABLE = "report.html", "runs.csv"
 FILES = (
-    *("report.md", PAGE, TABLE, "curves.csv", "compute.csv"),
+    *("report.md", PAGE, TABLE, "checks.csv", "curves.csv", "compute.csv"),
     "report.csv",  # of older versions, which goes with the rest of an earlier report
     *(figure.file for figure in FIGURES),
 )

@@ -324,7 +324,10 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
     # ---- steps
 
     def _check_batch(self, batch: Any) -> None:
-        """Raises a ValueError if the network cannot read a batch of any DataLoader."""
+        """Raises a ValueError if a batch lacks keys that are read, or has tokens that cannot be.
+
+        The steps check, too, for loops of the user's.
+        """
         is_dict = isinstance(batch, Mapping)
         if is_dict and {*self.batch_keys} <= batch.keys():
             if "tokens" in batch:
@@ -347,7 +350,7 @@ class LanguageModel(RestoresItself, ContinuesText, L.LightningModule, ABC):
         if tokens.device.type != "cpu" or not tokens.numel():
             return  # a device is not waited for: `on_before_batch_transfer` has seen the batch
         low, high = (int(bound) for bound in tokens.aminmax())
-        if low < 0 or high >= self.config.padded_vocab_size:
+        if low < 0 or high >= self.config.vocab_size:
             raise ValueError(
                 f"batch: tokens from {low} to {high} must be at least 0 and below vocab_size "
                 f"({self.config.vocab_size}); encode the text with the model's tokenizer"

@@ -134,7 +134,8 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     means = means_table(study, table)
     write_whole(files / MEANS, means.to_csv(index=False))
     section = render_section(study, table, means, files, whole=earlier.empty)
-    (files / COMPARISON / "report.html").unlink(missing_ok=True)  # the Markdown is kept
+    for name in ("report.html", "report.md"):  # the page quotes the tables, which are kept
+        (files / COMPARISON / name).unlink(missing_ok=True)
     blank = (
         f"# {study.title}\n\n{BEGIN}\n{END}\n\n## Conclusions\n\n"
         "(written by hand; kept when the study is run again)\n"
@@ -252,12 +253,12 @@ def means_table(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     for title, group in by_seed.groupby("title", sort=False):
         cells = {}
         for name in names:
-            show = _mean if name in study.columns else _cost
-            cells[name] = show(group[name]) + _kind_of(name, group)
+            digits = 4 if name in COST else 5
+            cells[name] = _mean(group[name], digits) + _kind_of(name, group)
             if name in study.paired:
                 baseline = study.runs[study.paired[name]].title
                 other = by_seed[by_seed["title"] == baseline]
-                gaps = _mean(group[name] - other[name])
+                gaps = _mean(group[name] - other[name], 5)
                 gaps += _kind_of(name, group) or _kind_of(name, other)
                 cells[_difference(study, name)] = "-" if title == baseline else gaps
         if set(group.index) != set(by_seed.index):
@@ -286,16 +287,16 @@ def _seeds(seeds: Iterable[int]) -> str:
     return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _mean(values: pd.Series) -> str:
+def _mean(values: pd.Series, digits: int) -> str:
+    """Returns the mean with a number of digits, and the range unless it rounds to the mean."""
     values = values.dropna()
     if values.empty:
         return "-"
-    low, high = f"{values.min():.5g}", f"{values.max():.5g}"
-    return f"{values.mean():.5g}" + ("" if low == high else f" ({low} to {high})")
-
-
-def _cost(values: pd.Series) -> str:
-    return "-" if values.dropna().empty else f"{values.mean():,.4g}"
+    low, mean, high = (
+        f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+        for value in (values.min(), values.mean(), values.max())
+    )
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def _kind_of(name: str, group: pd.DataFrame) -> str:
@@ -309,7 +310,7 @@ def _kind(key: str, values: Mapping[str, Any]) -> str:
     name = key.removesuffix(BITS).removesuffix(NATS)
     likelihood = values.get(f"{name}.likelihood")
     if isinstance(likelihood, str) and likelihood != "exact":
-        return likelihood.replace("_", " ").replace("noncausal", "not causal")
+        return {"lower_bound": "bound", "noncausal": "not causal"}.get(likelihood, likelihood)
     return "not causal" if values.get(f"{name}.causal") is False else ""
 
 
@@ -343,10 +344,11 @@ def render_section(
     summary = page_table(study, means)
     if study.figure is not None:
         summary += f"\n\n![{study.figure.y_label}]({files.name}/{FIGURE})"
-    reports = [files / COMPARISON / name for name in ("report.md", "runs.csv")]
-    report = next((path.name for path in reports if path.is_file()), reports[0].name)
-    body = f"[Size, cost and losses]({files.name}/{COMPARISON}/{report}) of every run"
-    body += "." if whole else " whose checkpoint is kept."
+    body = f"[Size, cost and losses]({files.name}/{COMPARISON}/runs.csv) of every run"
+    body += "" if whole else " whose checkpoint is kept"
+    if (files / COMPARISON / "checks.csv").is_file():
+        body += f", and [what they have in common]({files.name}/{COMPARISON}/checks.csv)"
+    body += "."
     if (files / COMPARISON / "loss.svg").is_file():
         body += f"\n\n![Loss against training tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)"
     return f"""{BEGIN}
@@ -363,7 +365,8 @@ def render_section(
 
 ## Evaluations
 
-{" ".join(notes)} [All means]({files.name}/{MEANS}), [every run]({files.name}/{EVERY_RUN}).
+{" ".join(notes)} Further columns: [all means]({files.name}/{MEANS}), \
+[every run]({files.name}/{EVERY_RUN}).
 
 {summary}
 
@@ -381,7 +384,7 @@ def _other_lengths(study: Study, table: pd.DataFrame) -> str:
         if run.length != 1 and run.title in set(table["title"]):
             titles.setdefault(run.length, []).append(run.title)
     return "".join(
-        f"; {factor:g} times that: {', '.join(names)}" for factor, names in titles.items()
+        f"; {factor:g} times that: *{'*, *'.join(names)}*" for factor, names in titles.items()
     )
 
 
@@ -415,8 +418,8 @@ def _analyses(study: Study, files: Path) -> str:
     for name in (f"{run.name}-{name}" for run in study.runs.values() for name in run.analyses):
         if not (files / name).is_dir():
             continue
-        paths = sorted((files / name).iterdir(), key=lambda path: path.suffix != ".csv")
-        # stems are val-step=N-SUBJECT; figures come last and replace their tables
+        # stems are val-step=N-SUBJECT; figures come last and replace the tables next to them
+        paths = sorted((files / name).iterdir(), key=lambda path: (path.suffix != ".csv", path))
         links = {path.stem.rpartition("-")[2]: f"{files.name}/{name}/{path.name}" for path in paths}
         subjects = ", ".join(f"[{subject}]({links[subject]})" for subject in sorted(links))
         lines.append(f"- {name}: {subjects}")

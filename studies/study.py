@@ -164,7 +164,8 @@ class Study:
     (``logged.TAG`` of the training log), or a pandas expression with such names in backticks.
     Without columns the report consists of the comparison."""
     page_columns: tuple[str, ...] = ()
-    """Titles of the columns in the table of docs/results/NAME.md. Defaults to all."""
+    """Titles of the columns in the table of docs/results/NAME.md; `means.csv` has the others too.
+    Defaults to all. A study that extends another inherits them."""
     paired: dict[str, str] = field(default_factory=dict)
     """Title of a column -> the run from whose values the differences of each seed are taken."""
     figure: Figure | None = None

@@ -142,14 +142,15 @@ def _load(manager: TaskManager, name: str) -> Any:
 
 
 def _check_metrics(task: Any) -> None:
-    """Raises a ValueError for a metric whose program the harness could not load."""
+    """Raises a ValueError if the harness could not load a metric of a task."""
     if task.get_config("output_type") != "generate_until" or task.get_config("process_results"):
         return  # the harness computes these without the functions
-    unknown = [name for name, function in task._metric_fn_list.items() if function is None]
+    functions = getattr(task, "_metric_fn_list", {})  # a user's class may have none
+    unknown = [str(name) for name, function in functions.items() if function is None]
     if unknown:
         raise ValueError(
-            f"tasks ({task.task_name}): the metric {unknown[0]} is neither the harness' nor one "
-            "that `evaluate` can load without the hub; name the path of its program in the task"
+            f"tasks ({task.task_name}): metrics ({', '.join(unknown)}): the harness does not "
+            "define them, and `evaluate` could not load them; name the path of a metric's script"
         )
 
 

@@ -268,7 +268,7 @@ def test_the_same_command_writes_the_same_bytes(report, runs, tmp_path):
     assert main(["compare", str(runs), "--output", str(tmp_path / "again")]) == 0
     first = {path.name: path.read_bytes() for path in report.iterdir()}
     second = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
-    names = {"report.html", "report.md", "runs.csv", "curves.csv", "compute.csv"}
+    names = {"report.html", "report.md", "runs.csv", "checks.csv", "curves.csv", "compute.csv"}
     assert set(first) == names | {"loss.svg", "compute.svg"}
     for name in set(first) - {"report.html", "report.md"}:  # which say which scores were kept
         assert first[name] == second[name]

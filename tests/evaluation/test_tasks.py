@@ -302,7 +302,7 @@ def test_a_metric_that_cannot_be_loaded_is_one_line(checkpoint_path, folder, own
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "DATA": str(folder)}
     done = run("evaluate.py", "tasks", *words, env=env)
     assert done.returncode == 2
-    assert "error: tasks (odd): the metric of_the_hub is neither" in done.stderr
+    assert "error: tasks (odd): metrics (of_the_hub): the harness does not" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -126,8 +126,8 @@ def test_columns_are_keys_or_expressions(study, commands, tmp_path, content, key
     ("content", "kind"),
     [
         ({"likelihood": "exact", "causal": True}, ""),
-        ({"likelihood": "lower_bound", "causal": True}, ", lower bound"),
-        ({"likelihood": "lower_bound", "causal": False}, ", lower bound"),
+        ({"likelihood": "lower_bound", "causal": True}, ", bound"),
+        ({"likelihood": "lower_bound", "causal": False}, ", bound"),
         ({"likelihood": "noncausal", "causal": False}, ", not causal"),
         ({"likelihood": "exact", "causal": False}, ", not causal"),
     ],
@@ -155,8 +155,9 @@ def test_handwritten_text_survives(reported, tmp_path):
 
 def test_links_lead_to_files_of_the_report(reported, tmp_path):
     text = reported()
-    assert "](pair/comparison/report.md)" in text
-    assert "A table." in (tmp_path / "pair" / "comparison" / "report.md").read_text()
+    assert "](pair/comparison/runs.csv) of every run, and [what" in text
+    comparison = tmp_path / "pair" / "comparison"
+    assert {path.name for path in comparison.iterdir()} == {"runs.csv", "checks.csv", "loss.svg"}
     assert "pair/copy-looks/picture.png" in text
     assert (tmp_path / "pair" / "copy-looks" / "quote.png").is_file()
     (tmp_path / "pair" / "copy-looks" / "stale.png").touch()
@@ -201,7 +202,7 @@ def test_columns_with_one_baseline_have_a_difference_each(reported, study):
 def test_runs_of_other_lengths_are_named(reported, study):
     longer = replace(study.runs["copy"], length=2.0)
     changed = replace(study, runs={**study.runs, "copy": longer})
-    assert "- 64 tokens (2 steps of 32) a run; 2 times that: copied\n" in reported(changed)
+    assert "- 64 tokens (2 steps of 32) a run; 2 times that: *copied*\n" in reported(changed)
 
 
 def test_a_cost_may_be_unknown(study, commands, tmp_path, monkeypatch):
