@@ -4,7 +4,8 @@
 
 Under key k, z has the distribution N(m_k, s^2 I), with 16 equidistant means of squared norm m. A
 text costs KL(q || N(0, I)), and its 16 codes, each predicted from p(k | z) alone, cost more than
-under a known key. The smallest sum over m and s is printed, by Monte Carlo.
+under a known key. The smallest sum over m and s is printed, by Monte Carlo, and what letters cost
+under any key, and the end of the text for a window, which cannot count pairs.
 """
 
 import itertools
@@ -49,6 +50,8 @@ def main() -> None:
     total, kl, lost, m, s = min(costs)
     print(f"{total:.2f} nats per text: KL {kl:.2f}, lost {lost:.2f}; m = {m:g}, s = {s:g}")
     print(f"log 16 = {math.log(KEYS):.2f}")
+    end = math.log(PAIRS) + (PAIRS - 1) * math.log(PAIRS / (PAIRS - 1))  # 1/16 after each pair
+    print(f"letters {PAIRS * math.log(len(LETTERS)):.1f}, the end in a window {end:.2f}")
 
 
 if __name__ == "__main__":
