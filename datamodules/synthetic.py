@@ -13,7 +13,7 @@ VERSION = 1
 
 PEOPLE = (*NAMES["male"][:16], *NAMES["female"][:16])
 THINGS = ("ball", "book", "coin", "drum", "key", "lamp", "ring", "rope")
-LETTERS, HOP = "abcdefgh", "x"
+LETTERS, HOP, VALUES = "abcdefgh", "x", "pqr"
 STATED, ASKED, FILLER = "{} has the {}.", "{} gives the {}.", "It rains."
 
 
@@ -56,6 +56,22 @@ def hops(length: int, levels: int, letters: int, draws: Draws) -> str:
     return " ".join(parts)
 
 
+def operands(length: int, levels: int, letters: int, draws: Draws) -> str:
+    """Returns a map of ``letters``, followed by ``length`` questions of 1 to ``levels`` operands.
+
+    "Map ar bp cq ..." gives each letter a value, p, q or r. The question "cab" has the answer
+    "qrp", the values of its letters in order. In a byte-level BPE each word is one token, so all
+    operands are looked up within the question's token.
+    """
+    alphabet = LETTERS[:letters]
+    value = {letter: draws.pick(VALUES) for letter in alphabet}
+    parts = ["Map", *(letter + value[letter] for letter in alphabet)]
+    for _ in range(length):
+        question = draws.shuffled(alphabet)[: draws.between(1, levels)]
+        parts += ["".join(question), "".join(value[letter] for letter in question)]
+    return " ".join(parts)
+
+
 def cipher(length: int, levels: int, letters: int, draws: Draws) -> str:
     """Returns a text of ``length`` letters, each with its code under the text's key.
 
@@ -74,10 +90,11 @@ def cipher(length: int, levels: int, letters: int, draws: Draws) -> str:
     return " ".join(parts[1:])
 
 
-Task = Literal["recall", "hops", "cipher"]
+Task = Literal["recall", "hops", "operands", "cipher"]
 TASKS: dict[Task, Callable[[int, int, int, Draws], str]] = {
     "recall": recall,
     "hops": hops,
+    "operands": operands,
     "cipher": cipher,
 }
 """Generator of a text from its length, levels and letters, by task."""
@@ -86,13 +103,14 @@ TASKS: dict[Task, Callable[[int, int, int, Draws], str]] = {
 class SyntheticText(TextDataModule):
     """Generated documents whose hard tokens are known, one task per mechanism.
 
-    ======  ==========================================================================
-    task    text
-    ======  ==========================================================================
-    recall  facts stated once and asked for many sentences later (memory), see `recall`
-    hops    questions that take a known number of look-ups (depth), see `hops`
-    cipher  letters under a key that a window does not show (latents), see `cipher`
-    ======  ==========================================================================
+    ========  ==========================================================================
+    task      text
+    ========  ==========================================================================
+    recall    facts stated once and asked for many sentences later (memory), see `recall`
+    hops      questions that take a known number of look-ups (depth), see `hops`
+    operands  questions of several operands in one token (forks), see `operands`
+    cipher    letters under a key that a window does not show (latents), see `cipher`
+    ========  ==========================================================================
 
     Each split has a size, so `val_fraction` and `test_fraction` have no effect. Nothing is
     downloaded.
@@ -102,8 +120,8 @@ class SyntheticText(TextDataModule):
         length: Number of sentences, questions or pairs of a training text.
         held_out_length: Number of sentences, questions or pairs of validation and test texts.
             Null uses ``length``.
-        levels: Maximum number of hops of a question, less than ``letters``.
-        letters: Number of letters in the map of hops, from 2 to 8.
+        levels: Maximum number of hops or operands of a question, less than ``letters``.
+        letters: Number of letters in the map of hops or operands, from 2 to 8.
         train_documents: Number of training texts.
         val_documents: Number of validation texts; 0 omits the split.
         test_documents: Number of test texts; 0 omits the split.
@@ -148,7 +166,10 @@ class SyntheticText(TextDataModule):
 
     def source(self) -> dict[str, Any]:
         source = {**super().source(), "generator": VERSION}
-        if self._task != "hops":  # other tasks ignore both, so their texts keep their identity
+        if self._task not in (
+            "hops",
+            "operands",
+        ):  # other tasks ignore both, so their texts keep their identity
             del source["levels"], source["letters"]
         return source
 

@@ -12,6 +12,7 @@ from datamodules.synthetic import PEOPLE, TASKS, THINGS, VERSION
 KNOWN_TEXT = {
     "recall": (1, "eb13168fbdd9de4f"),
     "hops": (1, "2eb1b1ec2bbec697"),
+    "operands": (1, "9e5c1bb4456a8dc5"),
     "cipher": (1, "e8f59b278b529ef1"),
 }
 """VERSION and digest: change both or neither."""
@@ -84,6 +85,26 @@ def test_hops_follow_the_map_as_often_as_they_say(letters):
     assert min(counts.values()) > 0.8 * max(counts.values())
 
 
+@pytest.mark.parametrize("letters", [4, 8])
+def test_answers_are_the_values_of_the_operands_in_order(letters):
+    counts, values = Counter(), Counter()
+    sizes = {"letters": letters, "levels": letters - 1, "length": 12}
+    for text in documents("operands", train_documents=200, **sizes):
+        first, *words = text.split(" ")
+        assert (first, len(words)) == ("Map", letters + 2 * 12)
+        value = dict(words[:letters])
+        assert [*value] == [*"abcdefgh"[:letters]]
+        values.update(value.values())
+        for question, answer in zip(words[letters::2], words[letters + 1 :: 2], strict=True):
+            assert len(set(question)) == len(question)
+            assert answer == "".join(value[operand] for operand in question)
+            counts[len(question)] += 1
+    assert counts.keys() == {*range(1, letters)}
+    assert min(counts.values()) > 0.8 * max(counts.values())
+    assert values.keys() == {*"pqr"}
+    assert min(values.values()) > 0.8 * max(values.values())
+
+
 def test_a_cipher_has_one_of_sixteen_keys_and_shows_a_pair_every_four_tokens():
     seen = {}
     for text in documents("cipher", train_documents=400, length=40):
@@ -120,4 +141,5 @@ def test_levels_and_letters_are_part_of_the_identity_of_texts_that_have_them(key
     for task in ("recall", "cipher"):
         assert source(task, 4) == source(task, 5)
         assert key not in source(task, 4)
-    assert source("hops", 4) != source("hops", 5)
+    for task in ("hops", "operands"):
+        assert source(task, 4) != source(task, 5)
