@@ -30,9 +30,10 @@ HEAD = f"""\
 
 Every run of the papers' tables and figures that this project can train, and some controls that the
 papers lack. For each run, **[reproducing.csv](reproducing.csv)** has the options of
-`python train.py fit`, the global batch and its source, deviations from the paper, tokens,
-validation's share of the FLOPs, and hours on an {GPU} at {MFU:.0%} of its bf16 peak (float32
-takes longer). `python train.py plan` plans a run with options of your own.
+`python train.py fit` and, next to them, **deviations from the paper**, the global batch and its
+source (public code or ours, where a paper gives none), tokens, validation's share of the FLOPs, and
+hours on an {GPU} at {MFU:.0%} of its bf16 peak (float32 takes longer). `python train.py plan` plans
+a run with options of your own.
 
 ```bash
 python docs/reproducing.py
@@ -40,9 +41,7 @@ python docs/reproducing.py
 
 The command rewrites this page and the cost columns of the CSV. With `--trainer.devices N` devices
 share the global batch. For texts that are not prepared, tokens are rows times their mean length; a
-dash means that the number is known only once the text is prepared. The last column refers to the
-list below each table. Batches that a paper does not give are public code's or ours (`batch_source`
-in the CSV).
+dash means that the number is known only once the text is prepared.
 """
 COLUMNS = (
     "result",
@@ -50,7 +49,6 @@ COLUMNS = (
     "tokens",
     "GPU-hours per run",
     "in total",
-    "deviations",
 )
 RULE = "|---" * len(COLUMNS) + "|"
 
@@ -108,26 +106,21 @@ def page(rows: Iterable[dict[str, str]]) -> str:
     """
     parts = [HEAD]
     for paper, of_paper in groupby(rows, itemgetter("paper")):
-        notes: dict[str, int] = {}
         groups: dict[str, list[dict[str, str]]] = {}
         for row in of_paper:
             groups.setdefault(row["result"].split(": ")[0], []).append(row)
         parts += [f"\n## {paper}\n", f"| {' | '.join(COLUMNS)} |", RULE]
-        parts += [line(result, runs, notes) for result, runs in groups.items()]
-        parts += ["", *(f"{number}. {text}" for text, number in notes.items())]
+        parts += [line(result, runs) for result, runs in groups.items()]
     return "\n".join(parts) + "\n"
 
 
-def line(result: str, runs: list[dict[str, str]], notes: dict[str, int]) -> str:
-    """Returns a row of the page's table, and adds its texts to the section's notes.
+def line(result: str, runs: list[dict[str, str]]) -> str:
+    """Returns a row of the page's table.
 
     Args:
         result: The paper's table or figure.
         runs: Its rows of the CSV.
-        notes: Number of each note.
     """
-    texts = [text for run in runs for text in run["deviation"].split("; ") if text]
-    deviations = dict.fromkeys(texts)
     tokens, hours = (
         sorted(float(run[column]) for run in runs if run[column])
         for column in ("tokens", "gpu_hours")
@@ -138,14 +131,8 @@ def line(result: str, runs: list[dict[str, str]], notes: dict[str, int]) -> str:
         interval([quantity(value) for value in tokens]),
         interval([digits(value) for value in hours]),
         digits(sum(hours)) if len(hours) == len(runs) else "-",
-        ", ".join(note(text, notes) for text in deviations),
     )
     return "| " + " | ".join(cells) + " |"
-
-
-def note(text: str, notes: dict[str, int]) -> str:
-    """Returns the number of a note, a new one for a new text."""
-    return str(notes.setdefault(text, len(notes) + 1))
 
 
 def interval(values: list[str]) -> str:
