@@ -341,23 +341,19 @@ def render_section(
     if study.paired:
         notes.append("*Minus*: means over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
-    summary = page_table(study, means)
-    if study.figure is not None:
-        summary += f"\n\n![{study.figure.y_label}]({files.name}/{FIGURE})"
+    figures = [] if study.figure is None else [f"![{study.figure.y_label}]({files.name}/{FIGURE})"]
+    if (files / COMPARISON / "loss.svg").is_file():
+        figures.append(f"![Loss over tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)")
     body = f"[Size, cost and losses]({files.name}/{COMPARISON}/runs.csv) of every run"
     body += "" if whole else " whose checkpoint is kept"
     if (files / COMPARISON / "checks.csv").is_file():
         body += f", and [what they have in common]({files.name}/{COMPARISON}/checks.csv)"
-    body += "."
-    if (files / COMPARISON / "loss.svg").is_file():
-        body += f"\n\n![Loss against training tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)"
+    body = "\n\n".join([f"{body}.", *figures[1:]])
+    head = [f"```bash\n{_command(study)}\n```", *figures[:1], study.introduction]
+    lead = "\n\n".join(head)
     return f"""{BEGIN}
 
-{study.introduction}
-
-```bash
-{_command(study)}
-```
+{lead}
 
 - text: {study.source_name}
 - {study.length} a run{_other_lengths(study, table)}
@@ -368,7 +364,7 @@ def render_section(
 {" ".join(notes)} Further columns: [all means]({files.name}/{MEANS}), \
 [every run]({files.name}/{EVERY_RUN}).
 
-{summary}
+{page_table(study, means)}
 
 ## Comparison
 
