@@ -338,8 +338,8 @@ def render_section(
     ]
     if any(key.endswith(BITS) for key in study.columns.values()):
         notes.append("bpb: bits per byte.")
-    if study.paired:
-        notes.append("*Minus*: means over the seeds that both runs have.")
+    if study.paired and table.groupby("title")["seed"].nunique().nunique() > 1:
+        notes.append("*Minus*: over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     figures = [] if study.figure is None else [f"![{study.figure.y_label}]({files.name}/{FIGURE})"]
     if (files / COMPARISON / "loss.svg").is_file():
