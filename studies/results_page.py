@@ -374,14 +374,16 @@ def render_section(
 
 
 def _other_lengths(study: Study, table: pd.DataFrame) -> str:
-    """Returns the runs of another length than the study's, by their factor."""
-    titles: dict[float, list[str]] = {}
-    for run in study.runs.values():
-        if run.length != 1 and run.title in set(table["title"]):
-            titles.setdefault(run.length, []).append(run.title)
-    return "".join(
-        f"; {factor:g} times that: *{'*, *'.join(names)}*" for factor, names in titles.items()
-    )
+    """Returns the runs of another length than the study's, or the others, by their factor."""
+    lengths = {run.title: run.length for run in study.runs.values()}
+    lengths = {title: lengths[title] for title in table["title"].unique()}
+    parts = []
+    for factor in dict.fromkeys(value for value in lengths.values() if value != 1):
+        same = [title for title, length in lengths.items() if length == factor]
+        rest = [title for title in lengths if title not in same]
+        names, but = (rest, "all but ") if len(same) > len(rest) > 0 else (same, "")
+        parts.append(f"; {factor:g} times that: {but}*{'*, *'.join(names)}*")
+    return "".join(parts)
 
 
 def _command(study: Study) -> str:

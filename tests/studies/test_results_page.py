@@ -203,6 +203,10 @@ def test_runs_of_other_lengths_are_named(reported, study):
     longer = replace(study.runs["copy"], length=2.0)
     changed = replace(study, runs={**study.runs, "copy": longer})
     assert "- 64 tokens (2 steps of 32) a run; 2 times that: *copied*\n" in reported(changed)
+    third = replace(longer, name="third", title="third, copied")
+    changed = replace(changed, runs={**changed.runs, "third": third})
+    titles = pd.DataFrame({"title": ["plain", "copied", "third, copied"]})
+    assert results_page._other_lengths(changed, titles) == "; 2 times that: all but *plain*"
 
 
 def test_a_cost_may_be_unknown(study, commands, tmp_path, monkeypatch):
