@@ -166,10 +166,7 @@ class SyntheticText(TextDataModule):
 
     def source(self) -> dict[str, Any]:
         source = {**super().source(), "generator": VERSION}
-        if self._task not in (
-            "hops",
-            "operands",
-        ):  # other tasks ignore both, so their texts keep their identity
+        if self._task not in ("hops", "operands"):  # others ignore both and keep their identity
             del source["levels"], source["letters"]
         return source
 

@@ -336,10 +336,11 @@ def render_section(
         if table["seed"].nunique() > 1
         else f"{seeds.capitalize()}."
     ]
-    if any(key.endswith(BITS) for key in study.columns.values()):
+    shown = study.page_columns or tuple(study.columns)
+    if any(study.columns[name].endswith(BITS) for name in shown):
         notes.append("bpb: bits per byte.")
-    if study.paired and table.groupby("title")["seed"].nunique().nunique() > 1:
-        notes.append("*Minus*: over the seeds that both runs have.")
+    if study.paired and table.groupby("title")["seed"].agg(frozenset).nunique() > 1:
+        notes.append("The *minus* columns average over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     figures = [] if study.figure is None else [f"![{study.figure.y_label}]({files.name}/{FIGURE})"]
     if (files / COMPARISON / "loss.svg").is_file():
