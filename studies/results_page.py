@@ -382,8 +382,8 @@ def _other_lengths(study: Study, table: pd.DataFrame) -> str:
     for factor in dict.fromkeys(value for value in lengths.values() if value != 1):
         same = [title for title, length in lengths.items() if length == factor]
         rest = [title for title in lengths if title not in same]
-        names, but = (rest, "all but ") if len(same) > len(rest) > 0 else (same, "")
-        parts.append(f"; {factor:g} times that: {but}*{'*, *'.join(names)}*")
+        names, prefix = (rest, "all but ") if len(same) > len(rest) > 0 else (same, "")
+        parts.append(f"; {factor:g} times that: {prefix}*{'*, *'.join(names)}*")
     return "".join(parts)
 
 
