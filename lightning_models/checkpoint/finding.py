@@ -62,7 +62,8 @@ def suggest_path(path: Path) -> str:
 
 def _suggest_import(path: Path) -> str:
     """Suggests an import if a missing path may be a hub name, such as gpt2 or owner/name."""
-    if path.suffix == ".ckpt" or len(path.parts) > 2 or path.is_absolute():
+    named_file = path.suffix in (".ckpt", ".yaml", ".yml")
+    if named_file or len(path.parts) > 2 or path.is_absolute():
         return ""
     if path.parent != Path() and path.parent.exists():
         return ""

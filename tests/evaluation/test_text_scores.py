@@ -232,7 +232,7 @@ def test_what_cannot_be_loaded_has_a_cure(tmp_path, monkeypatch):
         ):
             load(name)
     for name in ("mine.yaml", "other.yml"):
-        with pytest.raises(ValueError, match=f"there is no checkpoint at {name}"):
+        with pytest.raises(ValueError, match=rf"there is no checkpoint at {re.escape(name)}$"):
             load(name)
         (tmp_path / name).touch()
         with pytest.raises(ValueError, match=rf"python train.py fit -c {name}\), then name"):
