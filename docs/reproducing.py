@@ -1,4 +1,4 @@
-"""Adds the costs of the papers' runs to docs/reproducing.csv, and writes docs/reproducing.md.
+"""Adds the costs of the papers' runs to docs/reproducing.csv, and writes page and figure.
 
     pip install -e '.[lora]'  # rows with LoRA need it
     python docs/reproducing.py
@@ -11,11 +11,13 @@ import contextlib
 import csv
 import shlex
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+from callbacks.analysis.report import as_png, finish, panels, shades
 from callbacks.overview import quantity
 from callbacks.throughput import PEAK_BF16
 from training.listing import answered_share, validation_tokens
@@ -28,28 +30,24 @@ COSTS = ("batch_unit", "tokens", "validation_share", "gpu_hours")
 HEAD = f"""\
 # Reproducing the papers
 
-Every run of the papers' tables and figures that this project can train, and some controls that the
-papers lack. For each run, **[reproducing.csv](reproducing.csv)** has the options of
-`python train.py fit` and, next to them, **deviations from the paper**, the global batch and its
-source (public code or ours, where a paper gives none), tokens, validation's share of the FLOPs, and
-hours on an {GPU} at {MFU:.0%} of its bf16 peak (float32 takes longer). `python train.py plan` plans
-a run with options of your own.
+**A run of the papers' tables and figures takes {{hours}} hours on an {GPU}**, planned at
+{MFU:.0%} of its bf16 peak (float32 takes longer). The project can train {{runs}} of them, including
+some controls that the papers lack. For each, [reproducing.csv](reproducing.csv) has the result, the
+options of `python train.py fit`, **deviations from the paper**, the global batch and its source
+(public code or ours, where a paper gives none), tokens, validation's share of the FLOPs, and hours.
 
 ```bash
 python docs/reproducing.py
 ```
 
-The command rewrites this page and the cost columns of the CSV. With `--trainer.devices N` devices
-share the global batch. For texts that are not prepared, tokens are rows times their mean length; a
-dash means that the number is known only once the text is prepared.
+![Tokens and hours of each run, by paper](results/figures/reproducing.png)
+
+The command rewrites this page, its figure and the cost columns of the CSV. `python train.py plan`
+plans a run with options of your own. With `--trainer.devices N` devices share the global batch.
+For texts that are not prepared, tokens are rows times their mean length; some are known only once
+the text is prepared.
 """
-COLUMNS = (
-    "result",
-    "runs",
-    "tokens",
-    "GPU-hours per run",
-    "in total",
-)
+COLUMNS = ("paper", "runs", "tokens", "GPU-hours per run", "in total")
 RULE = "|---" * len(COLUMNS) + "|"
 
 
@@ -98,41 +96,56 @@ def plan(row: dict[str, str]) -> dict[str, str]:
     return dict(zip(COSTS, values, strict=True))
 
 
-def page(rows: Iterable[dict[str, str]]) -> str:
+def page(rows: Sequence[dict[str, str]]) -> str:
     """Returns the text of the page.
 
     Args:
         rows: The rows of the CSV with their costs.
     """
-    parts = [HEAD]
-    for paper, of_paper in groupby(rows, itemgetter("paper")):
-        groups: dict[str, list[dict[str, str]]] = {}
-        for row in of_paper:
-            groups.setdefault(row["result"].split(": ")[0], []).append(row)
-        parts += [f"\n## {paper}\n", f"| {' | '.join(COLUMNS)} |", RULE]
-        parts += [line(result, runs) for result, runs in groups.items()]
-    return "\n".join(parts) + "\n"
+    lines = [line(paper, list(runs)) for paper, runs in groupby(rows, itemgetter("paper"))]
+    hours = sorted(float(row["gpu_hours"]) for row in rows if row["gpu_hours"])
+    head = HEAD.replace("{runs}", str(len(rows)))
+    head = head.replace("{hours}", interval([digits(value) for value in hours]))
+    return "\n".join([head, f"| {' | '.join(COLUMNS)} |", RULE, *lines]) + "\n"
 
 
-def line(result: str, runs: list[dict[str, str]]) -> str:
+def line(paper: str, runs: list[dict[str, str]]) -> str:
     """Returns a row of the page's table.
 
     Args:
-        result: The paper's table or figure.
+        paper: Name of the paper.
         runs: Its rows of the CSV.
     """
     tokens, hours = (
         sorted(float(run[column]) for run in runs if run[column])
         for column in ("tokens", "gpu_hours")
     )
+    unknown = len(runs) - len(hours)
     cells = (
-        result,
+        paper,
         str(len(runs)),
         interval([quantity(value) for value in tokens]),
         interval([digits(value) for value in hours]),
-        digits(sum(hours)) if len(hours) == len(runs) else "-",
+        digits(sum(hours)) + (f" without {unknown} runs" if unknown else ""),
     )
     return "| " + " | ".join(cells) + " |"
+
+
+def draw(rows: Iterable[dict[str, str]]) -> Any:
+    """Draws tokens and hours of each run, where they are known.
+
+    Args:
+        rows: The rows of the CSV with their costs.
+    """
+    figure, (ax,) = panels(6.4, 3.8, 1)
+    known = [row for row in rows if row["gpu_hours"]]
+    papers = list(dict.fromkeys(row["paper"] for row in known))
+    for paper, color in zip(papers, shades(len(papers)), strict=True):
+        runs = [row for row in known if row["paper"] == paper]
+        tokens, hours = ([float(run[name]) for run in runs] for name in ("tokens", "gpu_hours"))
+        ax.loglog(tokens, hours, "o", color=color, markersize=4, label=paper)
+    finish(ax, "training tokens", f"{GPU} hours")
+    return figure
 
 
 def interval(values: list[str]) -> str:
@@ -155,7 +168,7 @@ def other_files() -> Iterator[None]:
 
 
 def main() -> None:
-    """Plans all rows, and writes their costs and the page."""
+    """Plans all rows, and writes their costs, the page and its figure."""
     path = DOCS / "reproducing.csv"
     with path.open(newline="") as file, other_files():
         rows = [{**row, **plan(row)} for row in csv.DictReader(file)]
@@ -164,6 +177,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     (DOCS / "reproducing.md").write_text(page(rows))
+    (DOCS / "results/figures/reproducing.png").write_bytes(as_png(draw(rows)))
 
 
 if __name__ == "__main__":

@@ -131,9 +131,8 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     _copy_files(study, trained, files)
     if study.figure is not None:
         write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
-    means = means_table(study, table)
-    write_whole(files / MEANS, means.to_csv(index=False))
-    section = render_section(study, table, means, files, whole=earlier.empty)
+    write_whole(files / MEANS, means_table(study, table).to_csv(index=False))
+    section = render_section(study, table, files, whole=earlier.empty)
     for name in ("report.html", "report.md"):  # the page quotes the tables, which are kept
         (files / COMPARISON / name).unlink(missing_ok=True)
     blank = (
@@ -253,12 +252,11 @@ def means_table(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     for title, group in by_seed.groupby("title", sort=False):
         cells = {}
         for name in names:
-            digits = 4 if name in COST else 5
-            cells[name] = _mean(group[name], digits) + _kind_of(name, group)
+            cells[name] = _mean(group[name], 4) + _kind_of(name, group)
             if name in study.paired:
                 baseline = study.runs[study.paired[name]].title
                 other = by_seed[by_seed["title"] == baseline]
-                gaps = _mean(group[name] - other[name], 5)
+                gaps = _mean(group[name] - other[name], 3)
                 gaps += _kind_of(name, group) or _kind_of(name, other)
                 cells[_difference(study, name)] = "-" if title == baseline else gaps
         if set(group.index) != set(by_seed.index):
@@ -273,8 +271,15 @@ def _difference(study: Study, name: str) -> str:
     return f"minus {baseline}" if len(study.paired) == 1 else f"{name}, minus {baseline}"
 
 
-def page_table(study: Study, means: pd.DataFrame) -> str:
-    """Returns the page's table in Markdown: the study's page columns, differences and cost."""
+def page_table(study: Study, table: pd.DataFrame) -> str:
+    """Returns the page's table in Markdown: the study's page columns, differences and cost.
+
+    Args:
+        study: The declared runs and columns.
+        table: One row per run and seed. Extra runs are only in `means_table`, unless all are extra.
+    """
+    extra = table["title"].isin([run.title for run in study.runs.values() if run.extra])
+    means = means_table(study, table if extra.all() else table[~extra])
     chosen = {"run", *(study.page_columns or study.columns), *COST}
     chosen |= {_difference(study, name) for name in study.paired if name in chosen}
     shown = means[[name for name in means if name in chosen]]
@@ -296,7 +301,7 @@ def _mean(values: pd.Series, digits: int) -> str:
         f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
         for value in (values.min(), values.mean(), values.max())
     )
-    return mean if low == high else f"{mean} ({low} to {high})"
+    return mean if low == high else f"{mean} [{low}, {high}]"
 
 
 def _kind_of(name: str, group: pd.DataFrame) -> str:
@@ -314,15 +319,12 @@ def _kind(key: str, values: Mapping[str, Any]) -> str:
     return "not causal" if values.get(f"{name}.causal") is False else ""
 
 
-def render_section(
-    study: Study, table: pd.DataFrame, means: pd.DataFrame, files: Path, *, whole: bool
-) -> str:
+def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: bool) -> str:
     """Returns the generated section, including its marks.
 
     Args:
         study: The declared runs and columns.
         table: One row per run and seed, see `evaluations_table`.
-        means: One row per run, see `means_table`.
         files: Folder of the report's files, including the comparison.
         whole: Whether the comparison covers all runs of the table.
     """
@@ -332,7 +334,7 @@ def render_section(
     cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time in all"
     seeds = _seeds(table["seed"])
     notes = [
-        f"Means over {seeds} (smallest to largest value)."
+        f"Means over {seeds} [smallest, largest value]."
         if table["seed"].nunique() > 1
         else f"{seeds.capitalize()}."
     ]
@@ -362,10 +364,10 @@ def render_section(
 
 ## Evaluations
 
-{" ".join(notes)} Further columns: [all means]({files.name}/{MEANS}), \
+{" ".join(notes)} Further runs and columns: [all means]({files.name}/{MEANS}), \
 [every run]({files.name}/{EVERY_RUN}).
 
-{page_table(study, means)}
+{page_table(study, table)}
 
 ## Comparison
 

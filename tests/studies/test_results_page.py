@@ -48,10 +48,10 @@ def table(text, head):
 
 def test_values_of_the_table(reported, study):
     rows = table(reported(), "bpb")
-    assert rows["plain"]["bpb"] == "2.5 (2 to 3)"
-    assert rows["copied"]["bpb"] == "2.125 (1.5 to 2.75), not causal"
+    assert rows["plain"]["bpb"] == "2.5 [2, 3]"
+    assert rows["copied"]["bpb"] == "2.125 [1.5, 2.75], not causal"
     assert rows["plain"]["minus plain"] == "-"
-    assert rows["copied"]["minus plain"] == "-0.375 (-0.5 to -0.25), not causal"
+    assert rows["copied"]["minus plain"] == "-0.375 [-0.5, -0.25], not causal"
     assert rows["plain"]["parameters (k)"] == "0.01"
     assert rows["plain"]["training TFLOPs"] == "3"
     assert rows["plain"]["inference kFLOPs/token"] == "2"
@@ -71,6 +71,14 @@ def test_the_page_has_chosen_columns_and_the_means_all(reported, study, tmp_path
     assert means.loc["copied", "bpb"] == rows["copied"]["bpb"]
     assert means.loc["copied", "gap"] == "-1e-09"
     assert means.loc["plain", "wall time"] == "0:00:00"
+
+
+def test_extra_runs_are_in_the_means_alone(reported, study, tmp_path):
+    runs = {**study.runs, "copy": replace(study.runs["copy"], extra=True)}
+    assert list(table(reported(replace(study, runs=runs)), "bpb")) == ["plain"]
+    assert list(pd.read_csv(tmp_path / "pair" / "means.csv")["run"]) == ["plain", "copied"]
+    runs = {name: replace(run, extra=True) for name, run in runs.items()}
+    assert list(table(reported(replace(study, runs=runs)), "bpb")) == ["plain", "copied"]
 
 
 def test_page_columns_are_columns(study):
@@ -144,13 +152,13 @@ def test_handwritten_text_survives(reported, tmp_path):
     first = reported()
     path = tmp_path / "pair.md"
     path.write_text(
-        first.replace(BEGIN, f"Before.\n{BEGIN}").replace("2.5 (2 to 3)", "x") + "After.\n"
+        first.replace(BEGIN, f"Before.\n{BEGIN}").replace("2.5 [2, 3]", "x") + "After.\n"
     )
     second = reported()
     assert second.count(BEGIN) == second.count(END) == 1
     assert "Before.\n" in second
     assert second.endswith("After.\n")
-    assert "2.5 (2 to 3)" in second
+    assert "2.5 [2, 3]" in second
 
 
 def test_links_lead_to_files_of_the_report(reported, tmp_path):
@@ -195,7 +203,7 @@ def test_a_further_seed_of_another_run_asks_for_no_more_runs(reported, study, co
 
 def test_columns_with_one_baseline_have_a_difference_each(reported, study):
     rows = table(reported(replace(study, paired={"bpb": "plain", "logged M": "plain"})), "bpb")
-    assert rows["copied"]["bpb, minus plain"] == "-0.375 (-0.5 to -0.25), not causal"
+    assert rows["copied"]["bpb, minus plain"] == "-0.375 [-0.5, -0.25], not causal"
     assert rows["copied"]["logged M, minus plain"] == "0"
 
 
