@@ -342,16 +342,18 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     if any(study.columns[name].endswith(BITS) for name in shown):
         notes.append("bpb: bits per byte.")
     if study.paired and table.groupby("title")["seed"].agg(frozenset).nunique() > 1:
-        notes.append("The *minus* columns average over the seeds that both runs have.")
+        notes.append("*Minus*: over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     figures = [] if study.figure is None else [f"![{study.figure.y_label}]({files.name}/{FIGURE})"]
     if (files / COMPARISON / "loss.svg").is_file():
         figures.append(f"![Loss over tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)")
-    body = f"[Size, cost and losses]({files.name}/{COMPARISON}/runs.csv) of every run"
-    body += "" if whole else " whose checkpoint is kept"
+    tables = f"[Means of all runs and columns]({files.name}/{MEANS}), "
+    tables += f"[every run]({files.name}/{EVERY_RUN}), "
+    tables += f"[size, cost and losses]({files.name}/{COMPARISON}/runs.csv)"
+    tables += "" if whole else " of runs whose checkpoint is kept"
     if (files / COMPARISON / "checks.csv").is_file():
-        body += f", and [what they have in common]({files.name}/{COMPARISON}/checks.csv)"
-    body = "\n\n".join([f"{body}.", *figures[1:]])
+        tables += f", [what they have in common]({files.name}/{COMPARISON}/checks.csv)"
+    body = "\n\n".join([page_table(study, table), f"{tables}.", *figures[1:]])
     head = [f"```bash\n{_command(study)}\n```", *figures[:1], study.introduction]
     lead = "\n\n".join(head)
     return f"""{BEGIN}
@@ -364,12 +366,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 
 ## Evaluations
 
-{" ".join(notes)} Further runs and columns: [all means]({files.name}/{MEANS}), \
-[every run]({files.name}/{EVERY_RUN}).
-
-{page_table(study, table)}
-
-## Comparison
+{" ".join(notes)}
 
 {body}
 {_analyses(study, files)}
