@@ -32,9 +32,10 @@ HEAD = f"""\
 
 **A run of the papers' tables and figures takes {{hours}} hours on an {GPU}**, planned at
 {MFU:.0%} of its bf16 peak (float32 takes longer). The project can train {{runs}} of them, including
-some controls that the papers lack. For each, [reproducing.csv](reproducing.csv) has the result, the
-options of `python train.py fit`, **deviations from the paper**, the global batch and its source
-(public code or ours, where a paper gives none), tokens, validation's share of the FLOPs, and hours.
+some controls that the papers lack. For each, [reproducing.csv](reproducing.csv) has the table or
+figure, the options of `python train.py fit`, **deviations from the paper**, the global batch and
+its source (public code or ours, where a paper gives none), tokens, validation's share of the FLOPs,
+and hours.
 
 ```bash
 python docs/reproducing.py
@@ -43,8 +44,7 @@ python docs/reproducing.py
 ![Tokens and hours of each run, by paper](results/figures/reproducing.png)
 
 The command rewrites this page, its figure and the cost columns of the CSV. `python train.py plan`
-plans a run with options of your own. With `--trainer.devices N` devices share the global batch.
-For texts that are not prepared, tokens are rows times their mean length; some are known only once
+plans a run with options of your own. For texts that are not prepared, tokens are rows times their mean length; some are known only once
 the text is prepared.
 """
 COLUMNS = ("paper", "runs", "tokens", "GPU-hours per run", "in total")
