@@ -1,8 +1,8 @@
 """Accuracy of a model on questions with known answers, measured after validations.
 
 A batch of reasoning rows has ``query``, ``steps`` and ``targets`` (``datamodules.reasoning``); a
-batch of windows marks the positions of the answer (``datamodules.answers``). The data judge
-answers with ``is_right(text, answer)``. ``evaluate.py reason`` uses the same functions.
+batch of windows marks the positions of the answer (``datamodules.answers``). The data module
+judges answers with ``is_right(text, answer)``. ``evaluate.py reason`` uses the same functions.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Question:
     Attributes:
         query: BOS or EOS, followed by the question.
         answer: The correct answer, without EOS.
-        steps: The reasoning steps of the data, none in windows.
+        steps: The reasoning steps; empty for windows.
         group: Value of the property by which accuracies are grouped.
         sequence_id: Id of the question, independent of its batch.
     """
@@ -87,8 +87,8 @@ def room_for(questions: Sequence[Question], data: Any, limit: int | None = None)
     Args:
         questions: At least one question.
         data: The data module, which has the templates of answers.
-        limit: A given maximum. None means twice the length of the longest correct text with all its
-            steps, or, for windows, whose length is limited, the longest answer and EOS.
+        limit: Maximum to return. None means twice the length of the longest correct text with all
+            its steps, or, for windows, whose length is limited, the longest answer and EOS.
     """
     if limit:
         return limit
@@ -161,18 +161,18 @@ def judge(model: Any, data: Any, question: Question, written: list[int]) -> Repl
 class AnswerAccuracy(EvaluationHooks):
     """Logs the accuracy of a model's answers to the questions of the first batches.
 
-    The model decodes greedily, and the data judge its answers. The accuracy over all ranks is
-    logged as ``val/accuracy`` (or ``test/accuracy``), and with several groups of questions also as
-    ``val/accuracy/<group>_<g>``; questions of the split that are longer than block_size are not
-    asked, but counted in ``val/accuracy/left_out``. Each rank asks the questions of its batches, so
-    more ranks ask more questions. Training is not affected: random states and modes are restored.
-    ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the checkpoint that answers
-    best.
+    The model decodes greedily, and the data module judges its answers. The accuracy over all ranks
+    is logged as ``val/accuracy`` (or ``test/accuracy``), and with several groups of questions also
+    as ``val/accuracy/<group>_<g>``; questions of the split that are longer than block_size are left
+    out and counted in ``val/accuracy/left_out``. Each rank evaluates the questions of its batches,
+    so more ranks evaluate more questions. Training is not affected: random states and modes are
+    restored. ``--checkpoint.monitor val/accuracy --checkpoint.mode max`` keeps the checkpoint that
+    answers best.
 
     Args:
         num_batches: Number of batches per rank whose questions to ask, or null for all.
-        max_new_tokens: Maximum number of tokens that a model may write, a chain of thought
-            included. Null means twice the tokens of the longest correct text of the batch with
+        max_new_tokens: Maximum number of tokens that a model may write, including a chain
+            of thought. Null means twice the tokens of the longest correct text of the batch with
             its steps, or, in windows, the tokens of its longest answer and EOS.
         by_group: Whether to log groups of questions as well.
 

@@ -218,8 +218,8 @@ class PendingValidation(L.Callback):
             self._lift(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # else Lightning considers a run finished that lacks only its last validation; the schedule
-        # has been built with the true number of steps by now
+        # else Lightning considers a run finished even if its last validation is pending; the
+        # schedule has been built with the true number of steps by now
         self._lift(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

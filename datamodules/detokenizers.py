@@ -6,8 +6,8 @@ paper since). Each function here is a list of rules, applied from first to last.
 
 The rules agree with the usual scripts on ordinary sentences. NOTE(paper): they differ in a few rare
 cases in which those scripts damage text. In Wikipedia a row of dots (``. . .``) closes up, every
-``don 't`` is joined, an apostrophe swallows no space that it should not, and a letter N between two
-words stays one (the scripts write 1, which is right for PTB alone).
+``don 't`` is joined, no space next to an apostrophe is removed by mistake, and a letter N between
+two words remains (the scripts write 1, which is right for PTB only).
 """
 
 import re

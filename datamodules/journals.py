@@ -16,7 +16,7 @@ def only_writer(output: Path) -> Iterator[None]:
     """Locks an output file.
 
     Raises:
-        ValueError: If another process has it.
+        ValueError: If another process has locked it.
     """
     lock = FileLock(output.with_name(f".{output.name}.lock"), timeout=0)
     try:

@@ -32,7 +32,7 @@ def bars(
         labels: The column with the names of the rows.
         columns: The columns to draw.
         axis: Label of the values.
-        level: Value of a vertical line, e.g. the reference of ratios.
+        level: Position of a vertical line, e.g. 1 for ratios.
     """
     height = 0.8 / len(columns)
     figure, (ax,) = panels(6.4, 0.8 + 0.19 * len(table) * max(1.4, len(columns)), 1)
@@ -48,17 +48,17 @@ def bars(
 
 
 def speed() -> Any:
-    """Draws the time and memory of a training step, relative to the reference's."""
-    plain, latents = read("speed/transformer.csv"), read("speed/latent_thought.csv")
+    """Draws the time and memory of a training step, relative to the reference."""
+    plain, inferring = read("speed/transformer.csv"), read("speed/latent_thought.csv")
     plain = plain.assign(
         model=[
             f"decoder, {row.precision}, vocabulary {row.vocabulary}" for row in plain.itertuples()
         ],
         time=plain["time ratio"],
     )
-    latents = latents.assign(
-        model=[f"Latent-Thought LM, vocabulary {size}" for size in latents["vocabulary"]],
-        time=latents["ours, s"] / latents["literal, s"],
+    inferring = inferring.assign(
+        model=[f"Latent-Thought LM, vocabulary {size}" for size in inferring["vocabulary"]],
+        time=inferring["ours, s"] / inferring["literal, s"],
     )
     gestalt = read("speed/thought_gestalt.csv")
     gestalt = gestalt.assign(
@@ -66,7 +66,7 @@ def speed() -> Any:
         time=1 / gestalt["speed-up"],
         **{"memory ratio": gestalt["ours, MB"] / gestalt["literal, MB"]},
     )
-    rows = pd.concat([plain, latents, gestalt]).rename(columns={"memory ratio": "memory"})
+    rows = pd.concat([plain, inferring, gestalt]).rename(columns={"memory ratio": "memory"})
     return bars(rows, "model", ["time", "memory"], "relative to the reference")
 
 
@@ -80,7 +80,7 @@ def compilation() -> Any:
 def scoring() -> Any:
     """Draws the processor time of scoring tasks, relative to lm-eval's ``hf``."""
     table = read("throughput/scoring.csv")
-    return bars(table, "model", ["arc_easy", "hellaswag", "piqa"], "processor time / that of hf")
+    return bars(table, "model", ["arc_easy", "hellaswag", "piqa"], "processor time, relative to hf")
 
 
 def memory() -> Any:
@@ -184,7 +184,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "training": resumption,
     "tuning": search,
 }
-"""Figures by the page they are on."""
+"""Functions that draw the figures, by page."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Adds the costs of the papers' runs to docs/reproducing.csv, and writes page and figure.
+"""Adds the costs of the papers' runs to docs/reproducing.csv; writes the page and its figure.
 
     pip install -e '.[lora]'  # rows with LoRA need it
     python docs/reproducing.py
@@ -26,7 +26,7 @@ from training.plan import Planner, count_flops, count_steps
 DOCS = Path(__file__).parent
 MFU, GPU = 0.4, "H100"
 COSTS = ("batch_unit", "tokens", "validation_share", "gpu_hours")
-"""Columns of the CSV that this program fills; empty where only the text can tell."""
+"""Columns of the CSV that this program fills; empty if they depend on an unprepared text."""
 HEAD = f"""\
 # Reproducing the papers
 
@@ -44,8 +44,8 @@ python docs/reproducing.py
 ![Tokens and hours of each run, by paper](results/figures/reproducing.png)
 
 The command rewrites this page, its figure and the cost columns of the CSV. `python train.py plan`
-plans a run with options of your own. For texts that are not prepared, tokens are rows times their mean length; some are known only once
-the text is prepared.
+plans a run with options of your own. For texts that are not prepared, tokens are rows times their
+mean length; some are known only once the text is prepared.
 """
 COLUMNS = ("paper", "runs", "tokens", "GPU-hours per run", "in total")
 RULE = "|---" * len(COLUMNS) + "|"
@@ -126,13 +126,13 @@ def line(paper: str, runs: list[dict[str, str]]) -> str:
         str(len(runs)),
         interval([quantity(value) for value in tokens]),
         interval([digits(value) for value in hours]),
-        digits(sum(hours)) + (f" without {unknown} runs" if unknown else ""),
+        digits(sum(hours)) + (f" without {unknown} runs" if unknown else "") if hours else "-",
     )
     return "| " + " | ".join(cells) + " |"
 
 
 def draw(rows: Iterable[dict[str, str]]) -> Any:
-    """Draws tokens and hours of each run, where they are known.
+    """Draws the hours of each run over its tokens, if both are known.
 
     Args:
         rows: The rows of the CSV with their costs.
@@ -140,10 +140,10 @@ def draw(rows: Iterable[dict[str, str]]) -> Any:
     figure, (ax,) = panels(6.4, 3.8, 1)
     known = [row for row in rows if row["gpu_hours"]]
     papers = list(dict.fromkeys(row["paper"] for row in known))
-    for paper, color in zip(papers, shades(len(papers)), strict=True):
+    for paper, color, marker in zip(papers, shades(len(papers)), "os^vD<>*", strict=True):
         runs = [row for row in known if row["paper"] == paper]
         tokens, hours = ([float(run[name]) for run in runs] for name in ("tokens", "gpu_hours"))
-        ax.loglog(tokens, hours, "o", color=color, markersize=4, label=paper)
+        ax.loglog(tokens, hours, marker, color=color, markersize=4, label=paper)
     finish(ax, "training tokens", f"{GPU} hours")
     return figure
 
@@ -160,7 +160,7 @@ def digits(value: float) -> str:
 
 @contextlib.contextmanager
 def other_files() -> Iterator[None]:
-    """Enters a folder with the configs, and the file that one command leaves to another."""
+    """Enters a folder with the configs and a file that one command writes for another."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("configs").symlink_to(DOCS.parent / "configs")
         Path("known.jsonl").touch()

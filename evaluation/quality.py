@@ -3,7 +3,7 @@
 **Conditional** (Latent-Thought paper, arXiv 2502.01567, Table 2; after SEDD, arXiv 2310.16834, and
 SSD-LM, arXiv 2210.17432): the first 50 tokens of 1,000 validation texts are continued by 50 tokens,
 five times each. MAUVE (arXiv 2102.01454) compares 1,000 human texts of 100 tokens with 5,000
-generated ones, prompts included.
+generated ones, including prompts.
 
 - As in SSD-LM's published code, prompts are part of both sides, each human text counts once, and
   MAUVE has its library's defaults.

@@ -38,7 +38,7 @@ COST = {
     "training TFLOPs": "`run.flops` / 1e12",
     "inference kFLOPs/token": "`run.inference_flops_per_token` / 1e3",
 }
-"""Columns of every study after its own, with fields of `RunMetrics`."""
+"""Columns that follow the columns of every study, with fields of `RunMetrics`."""
 
 Trained = Sequence[tuple[Run, RunFolder]]
 
@@ -126,7 +126,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
         position = table["title"].map(order.index)
         table = table.iloc[np.lexsort((position, table["seed"]))]
     write_whole(files / EVERY_RUN, table.to_csv(index=False))
-    # the page is about all of its seeds, not only those of this command
+    # the page is about all of its seeds, not only the seeds of this command
     study = replace(study, seeds=page_seeds(study, table))
     _copy_files(study, trained, files)
     if study.figure is not None:
@@ -271,15 +271,21 @@ def _difference(study: Study, name: str) -> str:
     return f"minus {baseline}" if len(study.paired) == 1 else f"{name}, minus {baseline}"
 
 
+def on_page(study: Study, table: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows without extra runs, or all rows if there are only extra runs."""
+    extra = table["title"].isin([run.title for run in study.runs.values() if run.extra])
+    return table if extra.all() else table[~extra]
+
+
 def page_table(study: Study, table: pd.DataFrame) -> str:
     """Returns the page's table in Markdown: the study's page columns, differences and cost.
 
     Args:
         study: The declared runs and columns.
-        table: One row per run and seed. Extra runs are only in `means_table`, unless all are extra.
+        table: One row per run and seed; rows that are not `on_page` are only in `means_table`.
     """
-    extra = table["title"].isin([run.title for run in study.runs.values() if run.extra])
-    means = means_table(study, table if extra.all() else table[~extra])
+    titles = table["title"].drop_duplicates()  # in the order of the means
+    means = means_table(study, table)[titles.isin(on_page(study, table)["title"]).to_numpy()]
     chosen = {"run", *(study.page_columns or study.columns), *COST}
     chosen |= {_difference(study, name) for name in study.paired if name in chosen}
     shown = means[[name for name in means if name in chosen]]
@@ -332,16 +338,17 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
     count, minutes = len(table), table["seconds"].sum() / 60
     cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time in all"
-    seeds = _seeds(table["seed"])
+    shown = on_page(study, table)
+    seeds = _seeds(shown["seed"])
     notes = [
         f"Means over {seeds} [smallest, largest value]."
-        if table["seed"].nunique() > 1
+        if shown["seed"].nunique() > 1
         else f"{seeds.capitalize()}."
     ]
-    shown = study.page_columns or tuple(study.columns)
-    if any(study.columns[name].endswith(BITS) for name in shown):
+    columns = study.page_columns or tuple(study.columns)
+    if any(study.columns[name].endswith(BITS) for name in columns):
         notes.append("bpb: bits per byte.")
-    if study.paired and table.groupby("title")["seed"].agg(frozenset).nunique() > 1:
+    if study.paired and shown.groupby("title")["seed"].agg(frozenset).nunique() > 1:
         notes.append("*Minus*: over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     figures = [] if study.figure is None else [f"![{study.figure.y_label}]({files.name}/{FIGURE})"]
@@ -374,7 +381,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 
 
 def _other_lengths(study: Study, table: pd.DataFrame) -> str:
-    """Returns the runs of another length than the study's, or the others, by their factor."""
+    """Returns the runs whose length differs from the study's, or the exceptions, by factor."""
     lengths = {run.title: run.length for run in study.runs.values()}
     lengths = {title: lengths[title] for title in table["title"].unique()}
     parts = []

@@ -73,7 +73,7 @@ def _settings(model: Any, **values: Any) -> Iterator[None]:
 
 
 def _eps(states: Tensor) -> float:
-    """Returns the machine epsilon of the arithmetic that computes states, autocast included."""
+    """Returns the machine epsilon of the arithmetic that computes states, including autocast."""
     device_type = states.device.type
     dtypes = [states.dtype]
     if torch.is_autocast_enabled(device_type):

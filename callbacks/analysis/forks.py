@@ -4,7 +4,7 @@
 paper                                          code
 =============================================  =====================================================
 Fig. 4, forks against output entropy           ``windows``, ``fit_parabola``
-Fig. 5, attention to own forks                 ``ForkRecorder.attention``
+Fig. 5, attention to forks of the same token   ``ForkRecorder.attention``
 Fig. 7, streams of each token by fork layer    ``ForkRecorder.tokens``, ``tokens_figure``
 =============================================  =====================================================
 """
@@ -442,7 +442,7 @@ def fork_report(findings: Findings, tokenizer: Any, shown_rows: int) -> Analysis
     ``forks/layer<l>/<measure>``, and the mean and the parabola of ``entropy`` and
     ``reference_entropy``, such as ``forks/entropy/curvature``.
 
-    Findings are ``layers`` and ``tokens``. Without a tokenizer, no text is shown.
+    ``findings`` has ``layers`` and ``tokens``. Without a tokenizer, no text is shown.
     """
     measures, tokens = measures_by_layer(findings["layers"]), with_rows(findings["tokens"])
     means = windows(tokens)

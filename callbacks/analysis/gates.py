@@ -532,7 +532,7 @@ def memory_report(findings: Findings, memory_size: int | None) -> AnalysisReport
     ``gradient_reach/age_1`` (nats per unit of a sentence vector) and
     ``gradient_reach/beyond_memory``, the share of the reach beyond the memory's size.
 
-    Findings are ``reach``, ``attention`` and ``entropy``, each of which may be empty.
+    ``findings`` has ``reach``, ``attention`` and ``entropy``, each of which may be empty.
     ``memory_size`` is None if unknown.
     """
     reach, attention = by_age(findings["reach"]), by_age(findings["attention"])

@@ -373,7 +373,7 @@ def sweep(findings: Findings) -> pd.DataFrame:
     ``loss`` is ``val/loss`` of the same sequences: NLL + KL, a bound, or NLL without a density,
     which is not a bound. ``loss``, ``nll`` and ``kl`` are in nats per token at the scored sample,
     ``nll_other`` and ``kl_floor`` as in :func:`inner_steps`. ``flops_per_token`` is the cost of
-    scoring, inference included.
+    scoring, including inference.
     """
     rows = findings["sweep"]
     if not len(rows):

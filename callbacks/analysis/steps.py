@@ -270,7 +270,7 @@ def _collect_texts(
         letters = ["" if i in special else t for i, t in zip(row_ids, texts, strict=True)]
         positions[row, real] = word_places(letters)
         for i, before, text in zip(row_ids, ["", *texts], texts, strict=False):
-            # a token that ends a character of several is part of it
+            # the last token of a character that spans several is shown as a part, too
             new.setdefault(i, PART if before == PART else text)
         if real.any() and "shown" not in findings:
             findings.add("shown", _shown_row(row, real, has_target[row], ids, texts, recorder))

@@ -72,8 +72,8 @@ class ReasonConfig:
     """rank: take the most likely of all possible answers; generate: compare greedily decoded text.
     Null means rank if the data list all possible answers, else generate."""
     max_new_tokens: PositiveInt | None = None
-    """Maximum number of tokens that a model may write, steps included. Null means twice the longest
-    correct text with all its steps; for windows, the longest answer in the batch."""
+    """Maximum number of tokens that a model may write, including steps. Null means twice the
+    longest correct text with all its steps; for windows, the longest answer in the batch."""
     rounds: PositiveInt | None = 5
     """Number of timing rounds, in each of which every model answers the same questions. Null means
     no timing."""

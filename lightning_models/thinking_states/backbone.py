@@ -311,7 +311,7 @@ def causal_mask(real: Tensor, queries: int, window: int | None = None) -> Tensor
     Args:
         real: Whether each key is a token (B, N) bool, false on padding.
         queries: Number of queries, T.
-        window: Maximum number of tokens that a query sees, itself included and padding not counted.
+        window: Maximum number of tokens that a query sees, including itself, without padding.
             Defaults to all tokens before it.
     """
     keys = torch.arange(real.shape[1], device=real.device)  # (N,)
@@ -490,7 +490,7 @@ def backbone_flops(
     silent: float = 0.0,
     reads: float = 1.0,
 ) -> float:
-    """Returns the mean FLOPs per token of a row of ``context`` tokens, its logits included.
+    """Returns the mean FLOPs per token of a row of ``context`` tokens, including its logits.
 
     In training, frozen matrices have no weight gradients.
 

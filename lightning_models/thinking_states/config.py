@@ -57,7 +57,7 @@ class ReasoningConfig(SequenceConfig):
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
     window: int | None = None
-    """Sliding attention window of the backbone in tokens, the query included, so that texts longer
+    """Sliding attention window of the backbone in tokens, including the query, so that texts longer
     than in training have no new distances. The default, null, is full causal attention. T and C
     always see their whole chunk and thought."""
     lm_on_query: bool = False

@@ -174,7 +174,7 @@ class ThinkingStatesLM(ReasoningLM):
 
         The term ``nll`` sums over the answer and its EOS and, with ``lm_on_query``, the query; the
         term ``thoughts`` is weighted by ``thought_weight``. Statistics: ``thought_nll``, nats per
-        token of non-trivial thoughts, ends included; ``trivial_share``, the share of trivial
+        token of non-trivial thoughts, including ends; ``trivial_share``, the share of trivial
         thoughts; and in steps that the trainer logs ``thought_accuracy`` and ``trivial_accuracy``,
         T's accuracy under teacher forcing on non-trivial thoughts and on ends of trivial ones.
         """
@@ -205,7 +205,7 @@ class ThinkingStatesLM(ReasoningLM):
     def _thought_term(self, total: Tensor, targets: ThoughtTargets) -> Term:
         """Returns the term of the weighted sum ``total``, with its normaliser.
 
-        ``token_mean`` is the weighted mean over all thought tokens, their ends included.
+        ``token_mean`` is the weighted mean over all thought tokens, including their ends.
         ``chunk_sum`` is eq. 6: the mean over a thought's tokens, summed over the chunks of a query
         and averaged over queries.
         """

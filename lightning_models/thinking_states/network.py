@@ -105,8 +105,8 @@ class CompressionBlock(nn.Module):
         Args:
             h: Embeddings of thoughts, their ends and padding (K, N, D), N at least c.
             tables: Cosines and sines of the positions from 0 on.
-            lengths: Number of tokens of each thought, its end included (K,) int64. Thoughts of less
-                than c tokens are padded to c.
+            lengths: Number of tokens of each thought, including its end (K,) int64. Thoughts of
+                less than c tokens are padded to c.
         """
         out = run_layer(self.layer, h, tables)  # (K, N, D)
         offset = torch.arange(self.chunk_size, device=h.device)
@@ -198,7 +198,7 @@ class ThinkingStatesNetwork(ReasoningNetwork):
 
         Args:
             thoughts: Tokens of thoughts, their ends and padding (K, N) int64, N at least c.
-            lengths: Number of tokens of each thought, its end included (K,) int64.
+            lengths: Number of tokens of each thought, including its end (K,) int64.
         """
         positions = torch.arange(thoughts.shape[1], device=thoughts.device)[None]
         h = self.backbone.enter(self.backbone.embed(thoughts), positions)  # (K, N, D)
@@ -260,9 +260,9 @@ def chunk_flops(network: ThinkingStatesNetwork) -> float:
 def reading_flops(network: ThinkingStatesNetwork, context: int, training: bool = False) -> float:
     """Returns the FLOPs per token of a row of ``context`` tokens that is read and thought about.
 
-    Every chunk is assumed to have a thought as long as the chunk, its end included. The backbone is
-    counted once, as in training and in sequential reading; speculation reads the rest of the query
-    once for each non-trivial thought. A model that does not think at inference only reads.
+    Every chunk is assumed to have a thought as long as the chunk, including its end. The backbone
+    is counted once, as in training and in sequential reading; speculation reads the rest of the
+    query once for each non-trivial thought. A model that does not think at inference only reads.
     """
     if not (training or network.config.think):
         return backbone_flops(network.backbone, context, training)

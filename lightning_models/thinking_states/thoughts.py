@@ -54,7 +54,7 @@ class Trace:
     """
 
     rows: list[list[ChunkThought]]
-    """Thoughts of each row in the order of chunks, trivial ones included."""
+    """Thoughts of each row in the order of chunks, including trivial ones."""
     rounds: list[int] = field(default_factory=list)
     """Number of backbone passes over each row's query or a part of it; empty for gold thoughts."""
 
@@ -120,7 +120,7 @@ def gold_thoughts(
     Args:
         batch: Batch with ``query_lengths``, ``steps``, ``step_lengths`` and ``step_places``.
         grid: The grid of chunks.
-        row_lengths: Number of tokens of each row, its answer included (B,) int64.
+        row_lengths: Number of tokens of each row, including its answer (B,) int64.
         separator: Id between two steps of one chunk.
     """
     steps, queries = batch["steps"], batch["query_lengths"][:, None]
@@ -163,7 +163,7 @@ class ThoughtTargets(NamedTuple):
     Attributes:
         where: Index of each prediction in flattened rows of ``ThinkingInputs`` (B, P) int64.
         tokens: The token or end predicted there (B, P) int64, or -100 to predict none.
-        sizes: Number of predictions in the same thought, its end included (B, P) int64; 1 for a
+        sizes: Number of predictions in the same thought, including its end (B, P) int64; 1 for a
             trivial thought.
     """
 
@@ -213,7 +213,7 @@ class CompressionInputs(NamedTuple):
 
     Attributes:
         thoughts: Tokens, end and padding of at least one thought (K, N) int64, N >= c.
-        lengths: Number of tokens of each thought, its end included (K,) int64.
+        lengths: Number of tokens of each thought, including its end (K,) int64.
         where: Index in flattened rows of the token that each vector is added to (K * c,) int64, or
             B * T for a vector that is added to none.
     """

@@ -190,7 +190,7 @@ class ThoughtbubblesLM(LanguageModel):
         return self._next_token(decoded, last), torch.ones_like(tokens, dtype=torch.bool)
 
     def flops_per_token(self, context: int, training: bool = False) -> float:
-        """Returns the nominal FLOPs per token at sequences of ``context`` tokens, forks included.
+        """Returns the nominal FLOPs per token at sequences of ``context`` tokens, including forks.
 
         Assumes min(kappa, 2 N) streams after each fork layer. The causal allocations keep more or
         fewer; ``score`` records the FLOPs that were executed.

@@ -73,7 +73,7 @@ def test_the_page_has_chosen_columns_and_the_means_all(reported, study, tmp_path
     assert means.loc["plain", "wall time"] == "0:00:00"
 
 
-def test_extra_runs_are_in_the_means_alone(reported, study, tmp_path):
+def test_extra_runs_are_only_in_the_means(reported, study, tmp_path):
     runs = {**study.runs, "copy": replace(study.runs["copy"], extra=True)}
     assert list(table(reported(replace(study, runs=runs)), "bpb")) == ["plain"]
     assert list(pd.read_csv(tmp_path / "pair" / "means.csv")["run"]) == ["plain", "copied"]

@@ -1,4 +1,4 @@
-"""The least that Gaussian latent vectors can pay for one of 16 keys, for docs/results/cipher.md.
+"""What Gaussian latent vectors pay for one of 16 keys, for docs/results/cipher.md.
 
     python docs/results/cipher/gaussian_code.py
 
