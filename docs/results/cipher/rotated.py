@@ -3,8 +3,8 @@
     python docs/results/cipher/rotated.py CHECKPOINT    # last.ckpt of shared-seed0
 
 A decoder that reads W z may as well read (W R) z' with z' = R^T z and R orthogonal: the prior does
-not change, but a diagonal posterior does. R has the principal directions of the posterior means.
-Nats per text, KL and the variance of the directions are printed before and after.
+not change, but a diagonal posterior does. R has the principal directions of the posterior means, in
+each layer of its own vectors. Nats per text, KL and the variances are printed before and after.
 """
 
 import sys
@@ -27,28 +27,30 @@ def main(path: str) -> None:
     model = build_model(checkpoint, {"inner_steps": STEPS})
 
     def score() -> Tensor:
-        """Prints the means over texts; returns the principal directions (D, D) as rows."""
+        """Prints the means over texts; returns the posterior means (B, Z, D)."""
         posteriors: list[dict[str, Tensor]] = []
         for batch in data.test_dataloader():
             model.recorded(batch, posterior=lambda **parts: posteriors.append(parts))
-        mean, log_variance = (
-            torch.cat([part[name] for part in posteriors]).flatten(1)
-            for name in ("mean", "log_variance")
+        mean, log_variance, kl, nll = (
+            torch.cat([part[name] for part in posteriors])
+            for name in ("mean", "log_variance", "kl", "nll")
         )
-        kl = torch.cat([part["kl"].sum(1) for part in posteriors])
-        nll = torch.cat([part["nll"] for part in posteriors])
-        _, sizes, directions = torch.linalg.svd(mean - mean.mean(0))
-        spread = ", ".join(f"{size:.2f}" for size in (sizes / len(mean) ** 0.5)[:8])
+        kl = kl.sum(1)  # over the vectors of a text
         print(f"{(nll + kl).mean():.2f} nats per text, of which KL {kl.mean():.2f}")
-        print(f"standard deviations of the means in principal directions: {spread}, ...")
         print(f"mean posterior variance {log_variance.exp().mean():.3f}")
-        return directions
+        return mean
 
-    directions = score()
-    with torch.no_grad():
-        for reader in model.modules():
-            if isinstance(reader, LatentAttention):
-                reader.key_value.weight.copy_(reader.key_value.weight @ directions.T)
+    mean = score()
+    readers = [part for part in model.modules() if isinstance(part, LatentAttention)]
+    layered = model.config.latents == "layered"
+    parts = mean.chunk(len(readers), dim=1) if layered else (mean,) * len(readers)
+    for reader, part in zip(readers, parts, strict=True):
+        centred = (part - part.mean(0)).flatten(0, 1)  # (B Z, D)
+        _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
+        spread = ", ".join(f"{size:.2f}" for size in (sizes / len(centred) ** 0.5)[:8])
+        print(f"standard deviations of the means in principal directions: {spread}, ...")
+        with torch.no_grad():
+            reader.key_value.weight.copy_(reader.key_value.weight @ directions.T)
     print("rotated:")
     score()
 
