@@ -252,7 +252,7 @@ def means_table(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     for title, group in by_seed.groupby("title", sort=False):
         cells = {}
         for name in names:
-            cells[name] = _mean(group[name], 4) + _kind_of(name, group)
+            cells[name] = _mean(group[name], 3 if name in COST else 4) + _kind_of(name, group)
             if name in study.paired:
                 baseline = study.runs[study.paired[name]].title
                 other = by_seed[by_seed["title"] == baseline]
