@@ -23,7 +23,7 @@ class Totals:
     """Sums over all scored targets."""
 
     nats: float
-    """Negative log-likelihood of the reported targets, per-sequence terms included."""
+    """Negative log-likelihood of the reported targets, including terms per sequence."""
     tokens: int
     """Number of reported targets."""
     bytes: int | None

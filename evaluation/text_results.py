@@ -27,7 +27,7 @@ class TextScore:
     """Log-likelihood of a text; a notebook shows its tokens, the less expected the darker."""
 
     nats_per_token: float
-    """Mean negative log-likelihood of a scored token, terms of the whole text included."""
+    """Mean negative log-likelihood of a scored token, including terms of the whole text."""
     likelihood: Likelihood
     """Kind: 'exact', 'lower_bound' (of the likelihood), 'estimate' or 'noncausal'."""
     causal: bool

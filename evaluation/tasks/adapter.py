@@ -39,7 +39,7 @@ class RequestStats:
         scored: Number of scored tokens.
         read: Number of tokens read in all passes; a context that several requests share counts for
             each of them, as do its FLOPs.
-        flops: Forward FLOPs of reading them, additional steps and inference included: the executed
+        flops: Forward FLOPs of reading them, including additional steps and inference: the executed
             ones if the model records them, else the planned ones.
         steps: Sum of the additional steps of the scored tokens, or None if the model records none.
         likelihood: Kind of the log-likelihood.

@@ -204,7 +204,7 @@ class SelfAttention(nn.Module):
             x: Normed input (B, T, D).
             rope: Rotation tables of these T positions.
             cache: Earlier keys and values, to which this call appends.
-            key_bias: Additive bias of each key (B, N), cached keys included.
+            key_bias: Additive bias of each key (B, N), including cached keys.
             mask: Bool, broadcastable to (B, H, T, N), in addition to causality. With a cache, the
                 result of ``KVCache.mask``, which includes causality and window.
             value_scale: Factor on the values of these T tokens (B, T).

@@ -273,7 +273,7 @@ class ThoughtLayout:
     def __call__(self, batch: dict[str, Tensor]) -> dict[str, float]:
         """Returns the normalisers of a batch.
 
-        They are ``targets``, ``queries``, ``thought_tokens`` (ends included), and
+        They are ``targets``, ``queries``, ``thought_tokens`` (including ends), and
         ``trivial_thoughts``, whose ends are among ``thought_tokens``.
         """
         thoughts = self._thought_targets(batch, self.gold(batch))
