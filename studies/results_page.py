@@ -351,17 +351,18 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     if study.paired and shown.groupby("title")["seed"].agg(frozenset).nunique() > 1:
         notes.append("*Minus*: over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
-    figures = [] if study.figure is None else [f"![{study.figure.y_label}]({files.name}/{FIGURE})"]
+    figures = [] if study.figure is None else [f"[{study.figure.y_label}]({files.name}/{FIGURE})"]
     if (files / COMPARISON / "loss.svg").is_file():
-        figures.append(f"![Loss over tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)")
+        figures.append(f"[loss over tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)")
     tables = f"[Means of all runs and columns]({files.name}/{MEANS}), "
     tables += f"[every run]({files.name}/{EVERY_RUN}), "
     tables += f"[size, cost and losses]({files.name}/{COMPARISON}/runs.csv)"
     tables += "" if whole else " of runs whose checkpoint is kept"
     if (files / COMPARISON / "checks.csv").is_file():
         tables += f", [what they have in common]({files.name}/{COMPARISON}/checks.csv)"
-    body = "\n\n".join([page_table(study, table), f"{tables}.", *figures[1:]])
-    head = [f"```bash\n{_command(study)}\n```", *figures[:1], study.introduction]
+    body = page_table(study, table) + "\n\n" + ", ".join([tables, *figures[1:]]) + "."
+    drawn = [f"!{figure}" for figure in figures[:1]]
+    head = [f"```bash\n{_command(study)}\n```", *drawn, study.introduction]
     lead = "\n\n".join(head)
     return f"""{BEGIN}
 
