@@ -351,18 +351,25 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     if study.paired and shown.groupby("title")["seed"].agg(frozenset).nunique() > 1:
         notes.append("*Minus*: over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
-    figures = [] if study.figure is None else [f"[{study.figure.y_label}]({files.name}/{FIGURE})"]
-    if (files / COMPARISON / "loss.svg").is_file():
-        figures.append(f"[loss over tokens and FLOPs]({files.name}/{COMPARISON}/loss.svg)")
-    tables = f"[Means of all runs and columns]({files.name}/{MEANS}), "
-    tables += f"[every run]({files.name}/{EVERY_RUN}), "
-    tables += f"[size, cost and losses]({files.name}/{COMPARISON}/runs.csv)"
-    tables += "" if whole else " of runs whose checkpoint is kept"
-    if (files / COMPARISON / "checks.csv").is_file():
-        tables += f", [what they have in common]({files.name}/{COMPARISON}/checks.csv)"
-    body = page_table(study, table) + "\n\n" + ", ".join([tables, *figures[1:]]) + "."
-    drawn = [f"!{figure}" for figure in figures[:1]]
-    head = [f"```bash\n{_command(study)}\n```", *drawn, study.introduction]
+    kept = "" if whole else " of kept checkpoints"
+    linked = {
+        "means of all runs and columns": MEANS,
+        "every run": EVERY_RUN,
+        f"size, cost and losses{kept}": f"{COMPARISON}/runs.csv",
+        "comparison checks": f"{COMPARISON}/checks.csv",
+    }
+    figures = {} if study.figure is None else {study.figure.y_label: FIGURE}
+    figures["loss over tokens and FLOPs"] = f"{COMPARISON}/loss.svg"
+    drawn = [(title, path) for title, path in figures.items() if (files / path).is_file()]
+    links = [
+        f"[{title}]({files.name}/{path})"
+        for title, path in (*linked.items(), *drawn[1:])
+        if (files / path).is_file()
+    ]
+    body = f"{page_table(study, table)}\n\nFiles: {', '.join(links)}."
+    head = [f"```bash\n{_command(study)}\n```"]
+    head += [f"![{title}]({files.name}/{path})" for title, path in drawn[:1]]
+    head.append(study.introduction)
     lead = "\n\n".join(head)
     return f"""{BEGIN}
 
