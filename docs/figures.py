@@ -114,6 +114,12 @@ def latents() -> Any:
     return bars(means, "title", list(columns.values()), "accuracy, 1 to 10 operations", level=0.5)
 
 
+def logits() -> Any:
+    """Draws the largest difference of logits between an imported model and transformers."""
+    columns = ["largest difference, float32"]
+    return bars(read("hub/logits.csv"), "family", columns, "largest difference of logits", level=0)
+
+
 def window() -> Any:
     """Draws accuracy against the number of keys that a query sees in the test."""
     table = read("thinking_states/window.csv")
@@ -179,6 +185,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "memory": memory,
     "corpora": corpora,
     "codi": latents,
+    "hub": logits,
     "thinking_states_lengths": window,
     "scale": devices,
     "training": resumption,
