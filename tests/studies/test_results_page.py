@@ -77,6 +77,10 @@ def test_extra_runs_are_only_in_the_means(reported, study, tmp_path):
     runs = {**study.runs, "copy": replace(study.runs["copy"], extra=True)}
     assert list(table(reported(replace(study, runs=runs)), "bpb")) == ["plain"]
     assert list(pd.read_csv(tmp_path / "pair" / "means.csv")["run"]) == ["plain", "copied"]
+    runs = {**study.runs, "plain": replace(study.runs["plain"], extra=True)}
+    rows = table(reported(replace(study, runs=runs)), "bpb")
+    assert list(rows) == ["copied"]  # an extra baseline still counts
+    assert rows["copied"]["minus plain"] == "-0.375 [-0.5, -0.25], not causal"
     runs = {name: replace(run, extra=True) for name, run in runs.items()}
     assert list(table(reported(replace(study, runs=runs)), "bpb")) == ["plain", "copied"]
 
