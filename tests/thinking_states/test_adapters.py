@@ -22,6 +22,11 @@ def test_without_peft_it_is_refused_in_one_line(monkeypatch):
         build("codi", **SIZES, **LORA)
 
 
+def test_it_does_not_start_from_a_checkpoint():
+    with pytest.raises(ValueError, match=r"start_from \(runs/cot\) has no adapters.*backbone"):
+        build("codi", **SIZES, **LORA, start_from="runs/cot")
+
+
 def adapted(family=None, **changes):
     """A model whose added matrices are not zero, and a family's shape."""
     pytest.importorskip("peft")

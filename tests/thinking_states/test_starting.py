@@ -15,7 +15,7 @@ from lightning_models.checkpoint import CheckpointError
 from lightning_models.generation import SamplingConfig, generate
 from lightning_models.optim import OptimizerConfig
 from lightning_models.thinking_states.backbone import AnswerCache, read
-from lightning_models.thinking_states.baselines.curricula import load_backbone
+from lightning_models.thinking_states.baselines.starting import load_backbone
 from lightning_models.thinking_states.baselines.text import NoCoTConfig, TextNetwork
 from lightning_models.thinking_states.config import ThinkingStatesConfig
 from lightning_models.thinking_states.module import ThinkingStatesLM
@@ -46,7 +46,10 @@ def checkpoint_of(folder, name, **changes):
     return str(path), model.network.backbone.state_dict()
 
 
-def test_training_starts_with_the_backbone_of_another_model(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "stages"), [("coconut", {**STAGES, "first_stage": 1}), ("codi", {}), ("no_cot", {})]
+)
+def test_training_starts_with_the_backbone_of_another_model(name, stages, tmp_path):
     (path, taught), seen = checkpoint_of(tmp_path, "cot"), {}
 
     class Look(L.Callback):
@@ -54,18 +57,18 @@ def test_training_starts_with_the_backbone_of_another_model(tmp_path):
             weights = model.network.backbone.state_dict()
             seen.update({name: value.clone() for name, value in weights.items()})
 
-    changes = {**STAGES, "first_stage": 1, "start_from": path, "special_rows_from": 7}
-    student = build("coconut", double=False, optimizer=OptimizerConfig(), **changes)
+    changes = {**stages, "start_from": path, "special_rows_from": 7}
+    student = build(name, double=False, optimizer=OptimizerConfig(), **changes)
     trainer = resumable_trainer(tmp_path, Look(), max_steps=1, limit_val_batches=0)
     trainer.fit(student, Questions())
-    for name, value in taught.items():
-        torch.testing.assert_close(seen[name][: len(value)], value)
+    for key, value in taught.items():
+        torch.testing.assert_close(seen[key][: len(value)], value)
     embedding = seen["model.embed_tokens.weight"]
-    assert (embedding[V : V + 3] == embedding[7]).all()
+    assert (embedding[V : V + len(student.config.special_tokens)] == embedding[7]).all()
     resumed = tmp_path / "resumed.ckpt"
     trainer.save_checkpoint(resumed)
     Path(path).unlink()
-    again = build("coconut", double=False, optimizer=OptimizerConfig(), **changes)
+    again = build(name, double=False, optimizer=OptimizerConfig(), **changes)
     trainer = resumable_trainer(tmp_path, max_steps=2, limit_val_batches=0)
     trainer.fit(again, Questions(), ckpt_path=str(resumed), weights_only=True)
     assert trainer.global_step == 2

@@ -16,7 +16,7 @@ answer prefix in generated text            ``text.TextCache``
 curricula (n and r by epoch), draws        ``curricula.StepStages``, ``curricula.TokenStages``,
                                            ``coconut.num_latents`` (m)
 optimiser resets, stage of a checkpoint    ``curricula.StagedLM``
-backbone from another checkpoint           ``curricula.load_backbone``
+backbone from another checkpoint           ``starting.load_backbone``
 base of all, base of methods with latents  ``text.TextLM``, ``latents.LatentTextLM``
 =========================================  =====================================================
 """

@@ -98,6 +98,11 @@ class CodiConfig(LatentConfig):
                 raise ValueError(f"{key} ({getattr(self, key)}) must be in [0, 1)")
         if not self.lora_alpha > 0:
             raise ValueError(f"lora_alpha ({self.lora_alpha}) must be above 0")
+        if self.lora_rank is not None and self.start_from is not None:
+            raise ValueError(
+                f"start_from ({self.start_from}) has no adapters to start LoRA from; export it "
+                "(evaluate.py export --format transformers) and set backbone to that folder"
+            )
         refuse_idle(
             self,
             {"lora_rank": ("lora_alpha", "lora_dropout")}

@@ -36,6 +36,7 @@ from lightning_models.thinking_states.baselines.text import (
     ChainLayout,
     Segment,
     TextCache,
+    TextConfig,
     TextLM,
     TextNetwork,
     TextRows,
@@ -79,7 +80,7 @@ def refuse_idle(config: ReasoningConfig, pairs: Mapping[str, tuple[str, ...]]) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentConfig(ReasoningConfig):
+class LatentConfig(TextConfig):
     """A model with latents before its answer, and SIM-CoT's decoder of their steps.
 
     Raises:

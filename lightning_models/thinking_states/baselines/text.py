@@ -7,7 +7,7 @@ Layouts are frozen dataclasses of plain values, which the loss and the data's co
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from lightning_models.thinking_states.backbone import (
     ReasoningNetwork,
     read,
 )
+from lightning_models.thinking_states.baselines.starting import load_backbone
 from lightning_models.thinking_states.config import ReasoningConfig
 from lightning_models.thinking_states.module import ReasoningLM
 from lightning_models.thinking_states.rows import (
@@ -185,7 +186,19 @@ class ChainLayout(TextLayout):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainConfig(ReasoningConfig):
+class TextConfig(ReasoningConfig):
+    """A model that reads and writes text, and may start from another one."""
+
+    start_from: str | None = None
+    """Checkpoint or run folder of a model on the same data, e.g. a CoTLM, whose backbone training
+    starts from. It is not read when a run is resumed."""
+    start_which: Literal["last", "best"] = "last"
+    """Checkpoint of a run in ``start_from``: its last, or its best by ``checkpoint.monitor`` (the
+    choice of Coconut's public code, the CoT model of best validation accuracy)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainConfig(TextConfig):
     """A model that may write reasoning before its answer.
 
     Raises:
@@ -323,7 +336,15 @@ class TextLM(ReasoningLM):
     it does, it also writes the answer prefix; otherwise the prefix is given.
     """
 
+    config: TextConfig
     network: TextNetwork
+
+    def on_fit_start(self) -> None:
+        # A resumed run has its backbone already.
+        super().on_fit_start()
+        if self.config.start_from is not None and self.trainer.ckpt_path is None:
+            path, which = self.config.start_from, self.config.start_which
+            load_backbone(self.network, self.config, path, which)
 
     @property
     @abstractmethod
@@ -506,7 +527,7 @@ class TextLM(ReasoningLM):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoCoTConfig(ReasoningConfig):
+class NoCoTConfig(TextConfig):
     """A backbone that answers without reasoning; it adds no fields.
 
     Raises:
