@@ -100,8 +100,8 @@ class CodiConfig(LatentConfig):
             raise ValueError(f"lora_alpha ({self.lora_alpha}) must be above 0")
         if self.lora_rank is not None and self.start_from is not None:
             raise ValueError(
-                f"start_from ({self.start_from}) has no adapters to start LoRA from; export it "
-                "(evaluate.py export --format transformers) and set backbone to that folder"
+                f"start_from ({self.start_from}) cannot be combined with lora_rank "
+                f"({self.lora_rank}), which adapts backbone; set one of them to null"
             )
         refuse_idle(
             self,

@@ -11,8 +11,6 @@ from lightning_models.thinking_states.backbone import ReasoningNetwork
 from lightning_models.thinking_states.config import ReasoningConfig
 
 _BACKBONE = "network.backbone."
-
-
 _BY_TOKEN = ("embed_tokens.weight", "wte.weight", "head.weight")  # a row for each token
 
 
