@@ -5,6 +5,7 @@ Usage: LOCAL_RANK=... MASTER_ADDR=... MASTER_PORT=... \\
 """
 
 import contextlib
+import faulthandler
 import hashlib
 import sys
 from collections.abc import Iterator
@@ -310,6 +311,7 @@ def greedy_texts(model: Any, prompts: list[list[int]], trainer: L.Trainer) -> li
 def main(out: str, text: str, strategies: str, *names: str) -> None:
     """Writes OUT/<strategy>/<method>.pt from rank zero, for methods in one process group."""
     torch.set_num_threads(1)
+    faulthandler.enable()
     chosen = [method for method in RUNS if method.name in names]
     for strategy in strategies.split(","):
         for method in chosen:

@@ -57,7 +57,7 @@ def run(processes, out, *arguments):
     with ThreadPoolExecutor(processes) as pool:
         ended = list(pool.map(lambda rank: rank.communicate(timeout=900), ranks))
     codes = [rank.returncode for rank in ranks]
-    assert codes == [0] * processes, "\n".join(errors[-3000:] for _, errors in ended)
+    assert codes == [0] * processes, "\n".join(errors[-10_000:] for _, errors in ended)
 
 
 @functools.cache
