@@ -376,7 +376,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 {lead}
 
 - text: {study.source_name}
-- {study.length} a run{_other_lengths(study, table)}
+- {study.length}{_tokens(study, files)} a run{_other_lengths(study, table)}
 - {cost}{protocol}{not_run}
 
 ## Evaluations
@@ -386,6 +386,17 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 {body}
 {_analyses(study, files)}
 {END}"""
+
+
+def _tokens(study: Study, files: Path) -> str:
+    """Returns the tokens of a run of the comparison, if known and not the unit of the length."""
+    path = files / COMPARISON / "runs.csv"
+    table = pd.read_csv(path) if path.is_file() else pd.DataFrame()
+    if "tokens" in study.length or "training_tokens" not in table:
+        return ""
+    counts = [table["training_tokens"].min(), table["training_tokens"].max()]
+    numbers = dict.fromkeys(f"{count:,.0f}" for count in counts)
+    return f", {' to '.join(numbers)} tokens"
 
 
 def _other_lengths(study: Study, table: pd.DataFrame) -> str:

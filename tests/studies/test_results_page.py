@@ -221,6 +221,17 @@ def test_runs_of_other_lengths_are_named(reported, study):
     assert results_page._other_lengths(changed, titles) == "; 2 times that: all but *plain*"
 
 
+def test_tokens_of_a_length_in_other_units(study, tmp_path):
+    (tmp_path / "comparison").mkdir()
+    counts = pd.DataFrame({"training_tokens": [4_286_985, 4_276_224, 4_280_000]})
+    counts.to_csv(tmp_path / "comparison" / "runs.csv")
+    epochs = replace(study, steps=None, epochs=3)
+    assert results_page._tokens(epochs, tmp_path) == ", 4,276,224 to 4,286,985 tokens"
+    assert results_page._tokens(study, tmp_path) == ""
+    counts[:1].to_csv(tmp_path / "comparison" / "runs.csv")
+    assert results_page._tokens(epochs, tmp_path) == ", 4,286,985 tokens"
+
+
 def test_a_cost_may_be_unknown(study, commands, tmp_path, monkeypatch):
     """Such as the FLOPs of questions in a run that has logged none."""
     cost = {"run.parameters": 10, "run.flops": None, "run.inference_flops_per_token": None}
