@@ -7,6 +7,7 @@ from operator import mul
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from callbacks import StepAllocation
 from datamodules import load_tokenizer
@@ -18,6 +19,7 @@ from lightning_models import (
     output_layer,
 )
 from lightning_models.generation import SamplingConfig, generate
+from lightning_models.layers import recording
 from lightning_models.ponderlm.baselines.recurrent_depth import decoding, exits
 from lightning_models.ponderlm.baselines.recurrent_depth.network import (
     draw_noise,
@@ -444,9 +446,41 @@ def test_flops_of_texts_are_those_of_the_tokens_recurrences():
     assert steps.max() <= 5
 
 
+def test_flops_of_a_rule_that_reads_logits():
+    """Tokens that exit early are scored by logits that the rule has read; generation reuses them.
+
+    The output matrix is most of the network; what norms and the rule itself cost is not counted.
+    """
+    early = {"exit": "kl", "exit_threshold": 0.2, "vocab_size": 2048, "attention_backend": "math"}
+    model, tokens, found = build(**DEEP | early), torch.tensor([[3, 1, 4, 1, 5]]), {}
+    batch = numbered([8])
+    with FlopCounterMode(display=False) as counter:
+        model.recorded(batch, flops=lambda **values: found.update(values))
+    assert found["flops"].item() == pytest.approx(counter.get_total_flops(), rel=0.02)
+    cache = model.init_cache(tokens[:, :1], torch.tensor([1]), 8)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        taken = []
+        with recording(generated_steps=lambda steps: taken.append(steps.item())):
+            scores = [model.decode_step(cache, token)[0] for token in tokens[0, :, None]]
+    assert len(set(taken)) > 1
+    expected = sum(sum(model.flops_of_steps(3, steps).values()) for steps in taken)
+    assert expected == pytest.approx(counter.get_total_flops(), rel=0.02)
+    h = reading(model, {"tokens": tokens, "mask": tokens > 0}).states[0]
+    torch.testing.assert_close(torch.cat(scores), h @ model.network.output_matrix.T)
+
+
+def test_a_saturated_gate_stays_below_threshold_one():
+    for logit in (20.0, 1e4):
+        rule = exits.ExitRule(RecurrentDepthConfig(**SIZES, exit="gate", gate="joint"))
+        state, gate = torch.ones(1, 1), torch.tensor([logit])
+        assert not any(rule(state, state, None, gate).item() for _ in range(3))
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
+        ({"exit_threshold": 0.5}, "exit_threshold"),
+        ({"prompt_exits": False}, "prompt_exits"),
         ({"state": "zero"}, "state"),
         ({"backprop_recurrences": 2}, "backprop_recurrences"),
         (HUGINN | {"backprop_recurrences": 2, "gate": "joint"}, "backprop_recurrences"),

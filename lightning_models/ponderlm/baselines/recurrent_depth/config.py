@@ -9,6 +9,7 @@ from lightning_models.ponderlm.config import PonderingConfig
 
 EXIT_THRESHOLDS = {"gate": 1.0, "kl": 5e-4, "latent": 0.03, "entropy": 1e-3, "argmax": 5.0}
 """Published thresholds of the exit rules: Ouro's gate (1 never exits) and Huginn's criteria."""
+# NOTE(paper): the KL threshold is the paper's; Huginn's code has 1e-3. Latent is the code's.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,8 @@ class Recurrence:
     """Threshold of the exit rule. Null means the published one (gate 1, kl 5e-4, latent 0.03,
     entropy 1e-3, argmax 5)."""
     prompt_exits: bool = True
-    """Whether prompt tokens may exit early too, instead of taking every recurrence."""
+    """Whether prompt tokens may exit early too, instead of taking every recurrence. Generation
+    alone knows what is a prompt: scores read all of a text as generated."""
     cache_lookup: Literal["latest", "skip", "last", "mean", "first"] = "latest"
     """Cache entry that later tokens read in a recurrence: the entry of the same recurrence, or else
     the deepest before it (latest, Huginn); only the entry of the same recurrence (skip); or always
@@ -135,6 +137,12 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
                 f"backprop_recurrences ({self.backprop_recurrences}) contradicts gate=joint, which "
                 "learns from the loss after every recurrence; set backprop_recurrences=null"
             )
+        for key, idle in (("exit_threshold", None), ("prompt_exits", True)):
+            value = getattr(self, key)
+            if not self.exits_early and value != idle:
+                raise ValueError(
+                    f"{key} ({value}) does nothing with exit=none; choose an exit rule"
+                )
         if self.exit == "gate" and self.gate == "none":
             raise ValueError(
                 "exit (gate) needs a gate; train one with gate=joint, or choose another rule"

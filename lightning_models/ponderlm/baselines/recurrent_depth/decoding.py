@@ -35,6 +35,8 @@ class Read(NamedTuple):
     """Number of recurrences of each token, int64 (n,)."""
     by_depth: Tensor | None
     """States (n, K+1, D) read out after each recurrence; after the exit, the last state repeats."""
+    scores: Tensor | None = None
+    """Next-token logits (n, V) of rows that exited early by a rule that reads them."""
 
 
 def read_token(
@@ -61,6 +63,7 @@ def read_token(
         s = last = network.first_state(entered)  # (n, 1, D)
     rule, recurrences = ExitRule(shape) if shape.exits_early else None, torch.zeros_like(tokens)
     needs_output, read, steps = every_depth or shape.reads_logits, torch.zeros_like(last), []
+    known: Tensor | None = None
     for recurrence in range(config.thinking_steps + 1):
         with cache.only(rows):
             mask = current.mask
@@ -76,7 +79,10 @@ def read_token(
             continue
         exits = torch.ones_like(active, dtype=torch.bool)
         if rule is not None and not ends:
-            exits = _exits(network, rule, before, s, out)
+            exits, scores = _exits(network, rule, before, s, out)
+            if scores is not None:
+                known = scores.new_zeros(len(tokens), scores.shape[1]) if known is None else known
+                known = known.index_copy(0, active[exits], scores[exits])
         last = last.to(s.dtype).index_copy(0, active[exits], s[exits])
         recurrences = recurrences.index_fill(0, active[exits], recurrence + 1)
         remaining = (~exits).nonzero()[:, 0]
@@ -94,21 +100,25 @@ def read_token(
     leave_entries(network, cache, index, cache.lengths[index], recurrences)
     cache.advance(1 if rows is None else torch.zeros_like(cache.lengths).index_fill(0, rows, 1))
     steps += steps[-1:] * (config.thinking_steps + 1 - len(steps))
-    return Read(read[:, 0], recurrences, torch.stack(steps, dim=1) if every_depth else None)
+    by_depth = torch.stack(steps, dim=1) if every_depth else None
+    return Read(read[:, 0], recurrences, by_depth, known)
 
 
 def _exits(
     network: RecurrentNetwork, rule: ExitRule, before: Tensor, after: Tensor, out: Tensor | None
-) -> Tensor:
-    """Returns the mask (n,) of exiting rows, given states (n, 1, D) and their read-outs if any."""
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the mask (n,) of exiting rows, and the logits (n, V) if the rule reads them.
+
+    States are (n, 1, D), and so are their read-outs if any.
+    """
     scores = gate = None
     if rule.shape.reads_logits:
         assert out is not None
-        matrix = network.output_matrix[: network.config.vocab_size]
-        scores = logits(out[:, 0], matrix.to(out.dtype))
+        scores = logits(out[:, 0], network.output_matrix.to(out.dtype))
     if rule.shape.exit == "gate":
         gate = network.exit_logits(after[:, 0])
-    return rule(before[:, 0], after[:, 0], scores, gate)
+    real = None if scores is None else scores[:, : network.config.vocab_size]
+    return rule(before[:, 0], after[:, 0], real, gate), scores
 
 
 def _visible(cache: RecurrentCache, mask: Tensor | None, recurrence: int) -> Tensor:
@@ -180,7 +190,7 @@ def read_text(
         rows = (lengths > index).nonzero()[:, 0]  # (n,), rows with a token at this index
         chosen = None if len(rows) == len(tokens) else rows
         read = read_token(network, cache, tokens[rows, index], chosen, every_depth)
-        parts = [part for part in read if part is not None]
+        parts = [part for part in read[:3] if part is not None]
         # (B, T, ...) from the first token's (n, ...), zero in padding
         result = result or [part.new_zeros(*tokens.shape, *part.shape[1:]) for part in parts]
         for values, part in zip(result, parts, strict=True):

@@ -1,5 +1,7 @@
 """Early exits of tokens: Ouro's learned gate with its two objectives, and Huginn's criteria."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -101,7 +103,9 @@ class ExitRule:
             assert gate is not None
             log_stay = F.logsigmoid(-gate) + (0.0 if self._memory is None else self._memory)
             self._memory = log_stay
-            return -log_stay.expm1() >= threshold  # 1 - S_t, cumulative exit probability
+            # 1 - S_t >= threshold; as logarithms, since 1 - S_t rounds to 1, where no token exits
+            limit = math.log1p(-threshold) if threshold < 1 else -math.inf
+            return log_stay <= limit
         assert scores is not None
         if rule == "argmax":
             return self._stable(scores.argmax(dim=-1)) >= threshold

@@ -109,9 +109,14 @@ class LoopedLM(DepthLM):
         read = decoding.read_token(self.network, cache, tokens)
         if self.adaptive:
             record("generated_steps", steps=read.recurrences - 1)
-        h = read.states
-        scores = logits(h, self.network.output_matrix.to(h.dtype)).float()
-        return scores, torch.ones_like(tokens, dtype=torch.bool)
+        h, scores = read.states, read.scores
+        if scores is None:
+            scores = logits(h, self.network.output_matrix.to(h.dtype))
+        else:  # of the rows that exited early; the exit rule does not read the last recurrence
+            rows = (read.recurrences > self.config.thinking_steps).nonzero()[:, 0]
+            last = logits(h[rows], self.network.output_matrix.to(h.dtype))
+            scores = scores.index_copy(0, rows, last.to(scores.dtype))
+        return scores.float(), torch.ones_like(tokens, dtype=torch.bool)
 
     # ---- compute
 
@@ -136,15 +141,18 @@ class LoopedLM(DepthLM):
         return total
 
     def _executed_flops(self, recurrences: Tensor) -> Tensor:
-        """Returns the FLOPs (B,) float64 of texts by the recurrences (B, T) of their tokens.
+        """Returns the FLOPs (B,) float64 of scoring texts by their tokens' recurrences (B, T).
 
         A token attends to all earlier ones in each of its recurrences; padding has 0 recurrences.
+        Unlike decoding, scoring reads the logits of a token's exit again.
         """
         config, shape = self.config, self.config.recurrence
         base, with_step = (sum(self.flops_of_steps(1, steps).values()) for steps in (0, 1))
         depth = recurrences.double().cpu()
         real = depth > 0
         flops = (base + (with_step - base) * (depth - 1)) * real
+        if shape.reads_logits:
+            flops += self.plain_flops(1)["output"] * (real & (depth <= config.thinking_steps))
         # the keys of earlier tokens, in each application of a block of prelude, core and coda
         earlier = torch.arange(depth.shape[1], dtype=torch.float64)
         coda = shape.coda_layers * (depth if shape.reads_logits else real)
