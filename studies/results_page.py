@@ -389,10 +389,15 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
 
 
 def _tokens(study: Study, files: Path) -> str:
-    """Returns the tokens of a run of the comparison, if known and not the unit of the length."""
+    """Returns the tokens of a run of the comparison, if known and not the unit of the length.
+
+    Padded questions and runs of several lengths have no such number.
+    """
     path = files / COMPARISON / "runs.csv"
     table = pd.read_csv(path) if path.is_file() else pd.DataFrame()
-    if "tokens" in study.length or "training_tokens" not in table:
+    known = "training_tokens" in table and table["training_tokens"].notna().all()
+    one_length = all(run.length == 1 for run in study.runs.values())
+    if study.unit != "tokens" or "tokens" in study.length or not (known and one_length):
         return ""
     counts = [table["training_tokens"].min(), table["training_tokens"].max()]
     numbers = dict.fromkeys(f"{count:,.0f}" for count in counts)

@@ -452,21 +452,22 @@ def test_flops_of_a_rule_that_reads_logits():
     The output matrix is most of the network; what norms and the rule itself cost is not counted.
     """
     early = {"exit": "kl", "exit_threshold": 0.2, "vocab_size": 2048, "attention_backend": "math"}
-    model, tokens, found = build(**DEEP | early), torch.tensor([[3, 1, 4, 1, 5]]), {}
-    batch = numbered([8])
+    model, found = build(**DEEP | early), {}
     with FlopCounterMode(display=False) as counter:
-        model.recorded(batch, flops=lambda **values: found.update(values))
+        model.recorded(numbered([8]), flops=lambda **values: found.update(values))
     assert found["flops"].item() == pytest.approx(counter.get_total_flops(), rel=0.02)
-    cache = model.init_cache(tokens[:, :1], torch.tensor([1]), 8)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        taken = []
-        with recording(generated_steps=lambda steps: taken.append(steps.item())):
-            scores = [model.decode_step(cache, token)[0] for token in tokens[0, :, None]]
-    assert len(set(taken)) > 1
-    expected = sum(sum(model.flops_of_steps(3, steps).values()) for steps in taken)
+
+    tokens, taken = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]), []
+    cache = model.init_cache(tokens[:, None], torch.ones_like(tokens), 1)
+    count = recording(generated_steps=lambda steps: taken.extend(steps.tolist()))
+    with torch.no_grad(), count, FlopCounterMode(display=False) as counter:
+        scores, _ = model.decode_step(cache, tokens)
+    assert 0 < min(taken) < max(taken) == model.config.thinking_steps
+    expected = sum(sum(model.flops_of_steps(1, steps).values()) for steps in taken)
     assert expected == pytest.approx(counter.get_total_flops(), rel=0.02)
-    h = reading(model, {"tokens": tokens, "mask": tokens > 0}).states[0]
-    torch.testing.assert_close(torch.cat(scores), h @ model.network.output_matrix.T)
+    rows = {"tokens": tokens[:, None], "mask": torch.ones(8, 1, dtype=torch.bool)}
+    h = reading(model, rows).states[:, 0]
+    torch.testing.assert_close(scores, h @ model.network.output_matrix.T)
 
 
 def test_a_saturated_gate_stays_below_threshold_one():

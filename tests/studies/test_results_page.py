@@ -228,6 +228,10 @@ def test_tokens_of_a_length_in_other_units(study, tmp_path):
     epochs = replace(study, steps=None, epochs=3)
     assert results_page._tokens(epochs, tmp_path) == ", 4,276,224 to 4,286,985 tokens"
     assert results_page._tokens(study, tmp_path) == ""
+    for length, expected in ((1.0, ", 4,276,224 to 4,286,985 tokens"), (2.0, "")):
+        rows = replace(study.runs["copy"], data={"batch_size": 4}, length=length)
+        changed = replace(study, runs={**study.runs, "copy": rows})
+        assert results_page._tokens(changed, tmp_path) == expected
     counts[:1].to_csv(tmp_path / "comparison" / "runs.csv")
     assert results_page._tokens(epochs, tmp_path) == ", 4,286,985 tokens"
 

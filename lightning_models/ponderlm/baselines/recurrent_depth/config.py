@@ -46,8 +46,8 @@ class Recurrence:
     """Threshold of the exit rule. Null means the published one (gate 1, kl 5e-4, latent 0.03,
     entropy 1e-3, argmax 5)."""
     prompt_exits: bool = True
-    """Whether prompt tokens may exit early too, instead of taking every recurrence. Generation
-    alone knows what is a prompt: scores read all of a text as generated."""
+    """Whether prompt tokens may exit early too, instead of taking every recurrence. Only generation
+    has prompts; scoring treats every token as generated."""
     cache_lookup: Literal["latest", "skip", "last", "mean", "first"] = "latest"
     """Cache entry that later tokens read in a recurrence: the entry of the same recurrence, or else
     the deepest before it (latest, Huginn); only the entry of the same recurrence (skip); or always
@@ -137,11 +137,12 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
                 f"backprop_recurrences ({self.backprop_recurrences}) contradicts gate=joint, which "
                 "learns from the loss after every recurrence; set backprop_recurrences=null"
             )
-        for key, idle in (("exit_threshold", None), ("prompt_exits", True)):
+        for key, idle, typed in (("exit_threshold", None, "null"), ("prompt_exits", True, "true")):
             value = getattr(self, key)
             if not self.exits_early and value != idle:
                 raise ValueError(
-                    f"{key} ({value}) does nothing with exit=none; choose an exit rule"
+                    f"{key} ({value}) does nothing with exit=none; choose an exit rule, or set "
+                    f"{key}={typed}"
                 )
         if self.exit == "gate" and self.gate == "none":
             raise ValueError(

@@ -36,7 +36,7 @@ class Read(NamedTuple):
     by_depth: Tensor | None
     """States (n, K+1, D) read out after each recurrence; after the exit, the last state repeats."""
     scores: Tensor | None = None
-    """Next-token logits (n, V) of rows that exited early by a rule that reads them."""
+    """Next-token logits (n, V) of rows that exited early by a rule that reads them, otherwise 0."""
 
 
 def read_token(
@@ -82,7 +82,7 @@ def read_token(
             exits, scores = _exits(network, rule, before, s, out)
             if scores is not None:
                 known = scores.new_zeros(len(tokens), scores.shape[1]) if known is None else known
-                known = known.index_copy(0, active[exits], scores[exits])
+                known[active[exits]] = scores[exits]
         last = last.to(s.dtype).index_copy(0, active[exits], s[exits])
         recurrences = recurrences.index_fill(0, active[exits], recurrence + 1)
         remaining = (~exits).nonzero()[:, 0]

@@ -103,7 +103,8 @@ class ExitRule:
             assert gate is not None
             log_stay = F.logsigmoid(-gate) + (0.0 if self._memory is None else self._memory)
             self._memory = log_stay
-            # 1 - S_t >= threshold; as logarithms, since 1 - S_t rounds to 1, where no token exits
+            # 1 - S_t >= threshold, in logarithms: in float32 1 - S_t rounds to 1, but no token may
+            # exit at threshold 1
             limit = math.log1p(-threshold) if threshold < 1 else -math.inf
             return log_stay <= limit
         assert scores is not None
