@@ -447,7 +447,7 @@ def test_flops_of_texts_are_those_of_the_tokens_recurrences():
 
 
 def test_flops_of_a_rule_that_reads_logits():
-    """Tokens that exit early are scored by logits that the rule has read; generation reuses them.
+    """Of a token that exits early, scoring computes the logits once more; generation reuses them.
 
     The output matrix is most of the network; what norms and the rule itself cost is not counted.
     """
