@@ -170,7 +170,7 @@ def page_seeds(study: Study, table: pd.DataFrame) -> tuple[int, ...]:
 
 
 def read_cost(run_dir: RunFolder, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns size and cost of a run, as its comparison has them, under ``run.FIELD``.
+    """Returns size, cost and code version of a run, as in its comparison, under ``run.FIELD``.
 
     Args:
         run_dir: Folder of a trained run.
@@ -180,7 +180,7 @@ def read_cost(run_dir: RunFolder, options: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.name for field in fields(ScoringOptions)}
     scoring = {key: value for key, value in options.items() if key in known}
     metrics = measure(run, ScoringOptions(**scoring))
-    names = ("parameters", "flops", "inference_flops_per_token")
+    names = ("parameters", "flops", "inference_flops_per_token", "commit")
     return {f"run.{name}": getattr(metrics, name) for name in names}
 
 
@@ -194,7 +194,7 @@ def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> pd.DataFrame:
-    """Returns one row per run: the study's columns with all digits, and the seconds.
+    """Returns one row per run: the study's columns with all digits, seconds and code version.
 
     Columns with bits per byte or nats per token are followed by the kind of the likelihood, empty
     for an exact one.
@@ -207,9 +207,8 @@ def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> 
         if key.endswith((BITS, NATS)):
             table[KIND + title] = [_kind(key, line) for line in results.to_dict("records")]
     seconds = [run_dir.record["train"]["seconds"] for _, run_dir in trained]
-    return table.assign(
-        seconds=seconds, settings=[study.settings_digest(run) for run, _ in trained]
-    )
+    digests = [study.settings_digest(run) for run, _ in trained]
+    return table.assign(seconds=seconds, settings=digests, commit=results.get("run.commit"))
 
 
 def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataFrame:

@@ -132,6 +132,7 @@ def commands(monkeypatch):
     monkeypatch.setattr(runner, "execute", commands)
     monkeypatch.setattr(results_page, "evaluate", commands.compare)
     cost = {"run.parameters": 10, "run.flops": 3e12, "run.inference_flops_per_token": 2e3}
+    cost["run.commit"] = "9e3b1c2"
     monkeypatch.setattr(results_page, "read_cost", lambda folder, split: cost)
     monkeypatch.setattr(results_page, "read_scalars", lambda folder: {"val/x": {0: 4e6, 1: 3e6}})
     return commands

@@ -259,6 +259,7 @@ def test_cost_is_of_the_last_checkpoint(text_file, tmp_path):
         "run.parameters": sum(parameter.numel() for parameter in model.parameters()),
         "run.flops": 2 * 64 * model.flops_per_token(32, training=True),
         "run.inference_flops_per_token": model.flops_per_token(32),
+        "run.commit": None,  # without config.yaml
     }
 
 
@@ -273,6 +274,7 @@ def test_results_outlive_their_checkpoints(reported, study, commands, tmp_path):
     assert "copied](" not in second
     assert "- not run" not in second
     rows = pd.read_csv(tmp_path / "pair" / "evaluations.csv")
+    assert set(rows["commit"]) == {"9e3b1c2"}
     assert [*rows["run"]] == ["plain-seed0", "copy-seed0", "plain-seed1", "copy-seed1"]
     assert table(reported(replace(study, seeds=(0,))), "bpb") == table(first, "bpb")
     (tmp_path / "pair" / "copy-looks" / "picture.png").write_text("of seed 0")
