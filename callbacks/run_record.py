@@ -226,14 +226,26 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str:
-    """Returns the commit of the code, with ``-dirty`` if files differ, or ``unknown``."""
-    options = ("--always", "--dirty", "--abbrev=40", "--exclude=*")
-    command = ["git", "-C", str(Path(__file__).parent), "describe", *options]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    """Returns the commit of the code, or ``unknown``.
+
+    It ends with ``-dirty`` if tracked files differ, other than those of docs, where a study writes
+    its results between two of its runs.
+    """
+    commit = _git("rev-parse", "HEAD")
+    if commit is None or commit.returncode != 0:
         return "unknown"
-    return done.stdout.strip() or "unknown"
+    changed = _git("diff", "--quiet", "HEAD", "--", ":/", ":(exclude,top)docs")
+    dirty = changed is None or changed.returncode != 0
+    return commit.stdout.strip() + ("-dirty" if dirty else "")
+
+
+def _git(*command: str) -> subprocess.CompletedProcess[str] | None:
+    """Returns what a git command in this folder answers, None if git is missing or too slow."""
+    argv = ["git", "-C", str(Path(__file__).parent), *command]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def _header() -> str:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import threading
 import time
 from contextlib import ExitStack, nullcontext
@@ -16,6 +17,7 @@ import yaml
 from filelock import FileLock
 from jsonargparse import Namespace
 
+from callbacks import run_record
 from callbacks.run_record import SaveRunRecord, as_yaml, free_path, git_commit
 from evaluation.runs import find_compared
 from lightning_models.checkpoint import CheckpointError, newest_checkpoint, read_checkpoint
@@ -34,6 +36,34 @@ def test_the_record_names_command_commit_and_versions(trained):
     assert f"# commit: {git_commit()}" in header
     assert any(line.startswith("# command: ") for line in header)
     assert any(line.startswith("# latent-thinking: ") for line in header)
+
+
+def test_changed_code_makes_a_commit_dirty_and_written_results_do_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_record, "__file__", str(tmp_path / "callbacks" / "run_record.py"))
+    paths = [tmp_path / folder / "x" for folder in ("callbacks", "docs", "callbacks/docs")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text("1")
+
+    def git(*command):
+        argv = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", *command]
+        return subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True, text=True)
+
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_commit() == "unknown"
+    git("init")
+    assert git_commit() == "unknown"
+    git("add", "--all")
+    git("commit", "--message", "x")
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    code, results, own = paths
+    results.write_text("2")
+    assert git_commit() == commit
+    for path in (code, own):
+        path.write_text("2")
+        assert git_commit() == f"{commit}-dirty"
+        path.write_text("1")
+    assert git_commit() == commit
 
 
 def test_the_record_reproduces_the_run(fit, trained, tmp_path):
