@@ -163,6 +163,7 @@ def questions(batch: Batch) -> Tensor:
 
 def answer_starts(rows: TextRows) -> Tensor:
     """Returns the index of the token before each row's answer (B,) int64, 0 without an answer."""
+    # NOTE(paper): with Llama and Qwen the public code distils one token later, at a space
     return rows.answers.to(torch.uint8).argmax(dim=1)  # the first maximum
 
 
@@ -178,6 +179,9 @@ def distil(student: Tensor, teacher: Tensor, has_target: Tensor, config: CodiCon
         has_target: Mask of the rows that are questions (B,) bool.
         config: Configuration with the distance and the standard deviation to use.
     """
+    # NOTE(paper): the public codes take the standard deviation over the batch (distillation_std),
+    # so that a question's gradient depends on its neighbours, and have smooth L1 (distance).
+    # PCCoT's leaves out the embedding, the first of the L + 1 states.
     acc_dtype = torch.promote_types(student.dtype, torch.float32)
     student, teacher = student.to(acc_dtype), teacher.detach().to(acc_dtype)
     if config.distillation_std == "row":

@@ -46,6 +46,7 @@ def expected_loss(
         losses: L_t (..., T) without gradient, 0 at positions without a target.
         valid: Bool (...), true at positions with a target.
     """
+    # NOTE(paper): Ouro's released code mixes logits instead of losses if it is given labels.
     log_p, _ = log_exits(logits)
     p = log_p.exp()  # (..., T)
     # the value of ``weighted``, plus the gradient of sum_t p_t L_t by p_t
@@ -100,6 +101,7 @@ class ExitRule:
         if rule == "latent":
             return (after - before).norm(dim=-1) / after.norm(dim=-1) < threshold
         if rule == "gate":
+            # NOTE(paper): Ouro's released code runs all recurrences whatever the threshold.
             assert gate is not None
             log_stay = F.logsigmoid(-gate) + (0.0 if self._memory is None else self._memory)
             self._memory = log_stay
