@@ -302,9 +302,12 @@ def _mean(values: pd.Series, digits: int) -> str:
     values = values.dropna()
     if values.empty:
         return "-"
+    mean = values.mean()
+    if abs(mean) < 1e-12 * values.abs().max():  # rounding of values that cancel
+        mean = 0.0
     low, mean, high = (
         f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
-        for value in (values.min(), values.mean(), values.max())
+        for value in (values.min(), mean, values.max())
     )
     return mean if low == high else f"{mean} [{low}, {high}]"
 

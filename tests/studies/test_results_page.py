@@ -73,6 +73,10 @@ def test_the_page_has_chosen_columns_and_the_means_all(reported, study, tmp_path
     assert means.loc["plain", "wall time"] == "0:00:00"
 
 
+def test_differences_that_cancel_have_the_mean_zero():
+    assert results_page._mean(pd.Series([-0.1, 0.1 + 1e-16]), 3) == "0 [-0.1, 0.1]"
+
+
 def test_extra_runs_are_only_in_the_means(reported, study, tmp_path):
     runs = {**study.runs, "copy": replace(study.runs["copy"], extra=True)}
     assert list(table(reported(replace(study, runs=runs)), "bpb")) == ["plain"]
