@@ -159,6 +159,25 @@ def test_a_trained_model_can_loop_more_or_less_often():
     assert torch.equal(two.score(batch).log_prob, four.score(batch).log_prob)
 
 
+def test_older_checkpoints_of_loops_load():
+    """The names and shapes of commit 1ce63f94, before recurrent depth, with SwiGLU of width 4."""
+    block = {
+        "attention_norm": (4,),
+        "attention.qkv": (12, 4),
+        "attention.out": (4, 4),
+        "feed_forward_norm": (4,),
+        "feed_forward.up": (8, 4),
+        "feed_forward.down": (4, 4),
+    }
+    shapes = {f"blocks.0.{name}": shape for name, shape in block.items()}
+    shapes |= {"embedding": (7, 4), "norm": (4,), "head": (7, 4)}
+    older = {f"network.{name}.weight": torch.rand(shape) for name, shape in shapes.items()}
+    sizes = {"vocab_size": 7, "vocab_multiple": 1, "num_layers": 1, "dim": 4, "ffn_dim": 4}
+    model = build(LoopedLM, LoopedConfig, **sizes)
+    model.load_state_dict(older)  # strict
+    assert torch.equal(model.network.norm.weight, older["network.norm.weight"])
+
+
 def test_a_pause_is_drawn_like_a_token():
     model = PauseLM(PauseConfig(**{**SIZES, "dim": 512, "num_heads": 8}))
     model.configure_model()
