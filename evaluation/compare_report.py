@@ -69,7 +69,7 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         "kind of likelihood": equal(runs["likelihood"].map(KINDS)),
         "context when scoring": equal(runs.apply(_context, axis=1)),
         "precision of training": equal(runs.apply(_precision, axis=1)),
-        "code version": equal(runs["commit"].map(_short_hash)),
+        "code version": equal(runs["commit"].map(short_hash)),
         "torch version": equal(runs["torch"]),
     }
     for name in dict.fromkeys(name for tasks in runs["tasks"] for name in tasks):
@@ -99,7 +99,8 @@ def _precision(run: pd.Series) -> str | None:
     return str(run["precision"] or DEFAULT_PRECISION) if run["recorded"] else None
 
 
-def _short_hash(commit: str | None) -> str | None:
+def short_hash(commit: str | None) -> str | None:
+    """Shortens the hash in a recorded commit, or in each of several, to 12 digits."""
     return None if commit is None else HASH.sub(r"\1", commit)
 
 

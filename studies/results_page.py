@@ -19,6 +19,7 @@ import pandas as pd
 
 from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
 from evaluation.cli import main as evaluate
+from evaluation.compare_report import short_hash
 from evaluation.run_metrics import ScoringOptions, measure
 from evaluation.runs import find_compared, read_scalars
 from lightning_models.atomic_files import write_whole
@@ -180,8 +181,9 @@ def read_cost(run_dir: RunFolder, options: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.name for field in fields(ScoringOptions)}
     scoring = {key: value for key, value in options.items() if key in known}
     metrics = measure(run, ScoringOptions(**scoring))
-    names = ("parameters", "flops", "inference_flops_per_token", "commit")
-    return {f"run.{name}": getattr(metrics, name) for name in names}
+    names = ("parameters", "flops", "inference_flops_per_token")
+    cost = {f"run.{name}": getattr(metrics, name) for name in names}
+    return {**cost, "run.commit": short_hash(metrics.commit)}
 
 
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
