@@ -219,7 +219,7 @@ def step_texts(batch: Batch, steps: Tensor, groups: Tensor, separator: tuple[int
         separator: Tokens between two steps.
     """
     # NOTE(paper): SIM-CoT's code on CODI has K + 1 targets, and by a bug cuts each step to the
-    # length of the batch's first; on Coconut the answer replaces a missing step.
+    # length of the first row's; on Coconut the answer replaces a missing step.
     steps_of_rows, sizes, (answers, ends) = batch["steps"], batch["step_lengths"], answer_of(batch)
     rows, num_groups = len(sizes), int(groups.max())
     eos = answers.gather(1, (ends - 1).clamp(min=0)[:, None])  # (B, 1)
