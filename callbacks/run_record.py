@@ -228,8 +228,8 @@ def versions() -> dict[str, str]:
 def git_commit() -> str:
     """Returns the commit of the code, or ``unknown``.
 
-    It ends with ``-dirty`` if tracked files differ, other than those of docs, where a study writes
-    its results between two of its runs.
+    It ends with ``-dirty`` if tracked files outside docs differ; a study writes its results to docs
+    between two of its runs.
     """
     commit = _git("rev-parse", "HEAD")
     if commit is None or commit.returncode != 0:
@@ -240,7 +240,7 @@ def git_commit() -> str:
 
 
 def _git(*command: str) -> subprocess.CompletedProcess[str] | None:
-    """Returns what a git command in this folder answers, None if git is missing or too slow."""
+    """Runs a git command in this folder; returns None if git is missing or too slow."""
     argv = ["git", "-C", str(Path(__file__).parent), *command]
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)

@@ -1,6 +1,7 @@
 """LoopedLM, pause tokens and PonderLM-1 against their equations, and against the plain decoder."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -160,22 +161,28 @@ def test_a_trained_model_can_loop_more_or_less_often():
 
 
 def test_older_checkpoints_of_loops_load():
-    """The names and shapes of commit 1ce63f94, before recurrent depth, with SwiGLU of width 4."""
+    """Names, shapes and scores are from commit 1ce63f94, before recurrent depth."""
     block = {
-        "attention_norm": (4,),
-        "attention.qkv": (12, 4),
-        "attention.out": (4, 4),
-        "feed_forward_norm": (4,),
-        "feed_forward.up": (8, 4),
-        "feed_forward.down": (4, 4),
+        "attention_norm": (8,),
+        "attention.qkv": (24, 8),
+        "attention.out": (8, 8),
+        "feed_forward_norm": (8,),
+        "feed_forward.up": (24, 8),
+        "feed_forward.down": (8, 12),
     }
     shapes = {f"blocks.0.{name}": shape for name, shape in block.items()}
-    shapes |= {"embedding": (7, 4), "norm": (4,), "head": (7, 4)}
-    older = {f"network.{name}.weight": torch.rand(shape) for name, shape in shapes.items()}
-    sizes = {"vocab_size": 7, "vocab_multiple": 1, "num_layers": 1, "dim": 4, "ffn_dim": 4}
-    model = build(LoopedLM, LoopedConfig, **sizes)
-    model.load_state_dict(older)  # strict
-    assert torch.equal(model.network.norm.weight, older["network.norm.weight"])
+    shapes |= {"embedding": (11, 8), "norm": (8,), "head": (11, 8)}
+    older = {
+        f"network.{name}.weight": torch.arange(float(math.prod(shape))).sin().view(shape)
+        for name, shape in shapes.items()
+    }
+    model = build(LoopedLM, LoopedConfig, num_layers=1)
+    model.load_state_dict(older)
+    text = torch.tensor([[3, 1, 4, 1, 5]])
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    scores = model.score({"tokens": text[:, :-1], "targets": text[:, 1:], "mask": mask})
+    expected = torch.tensor([[-2.799834, -2.024214, -1.807043, -2.112697]])
+    torch.testing.assert_close(scores.log_prob.float(), expected, rtol=1e-5, atol=0)
 
 
 def test_a_pause_is_drawn_like_a_token():

@@ -250,20 +250,23 @@ def test_a_cost_may_be_unknown(study, commands, tmp_path, monkeypatch):
 
 
 def test_cost_is_of_the_last_checkpoint(text_file, tmp_path):
-    """A run without logs; FLOPs are counted for its two steps of 64 tokens."""
+    """A run that has not logged its FLOPs; they are counted for its two steps of 64 tokens."""
     cache = str(tmp_path / "cache")
     data = LocalText(data_files=str(text_file), block_size=32, batch_size=2, cache_dir=cache)
     sizes = {"vocab_size": data.vocab_size, "block_size": 32, "num_layers": 1, "dim": 16}
     model = TransformerLM(TransformerConfig(**sizes, num_heads=2), OptimizerConfig(warmup=0))
     trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0)
     trainer.fit(model, data)
-    trainer.save_checkpoint(tmp_path / "train" / "X" / "version_0" / "checkpoints" / "last.ckpt")
+    folder = tmp_path / "train" / "X" / "version_0"
+    trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
+    (folder / "config.yaml").write_text(f"# commit: {'0123456789' * 4}-dirty\nseed_everything: 0\n")
+    (folder / "metrics.csv").write_text("step,train/loss\n1,2.0\n")
     cost = results_page.read_cost(RunFolder(tmp_path), {"split": "val", "limit_batches": 1})
     assert cost == {
         "run.parameters": sum(parameter.numel() for parameter in model.parameters()),
         "run.flops": 2 * 64 * model.flops_per_token(32, training=True),
         "run.inference_flops_per_token": model.flops_per_token(32),
-        "run.commit": None,  # without config.yaml
+        "run.commit": "012345678901-dirty",
     }
 
 

@@ -112,7 +112,7 @@ class LoopedLM(DepthLM):
         h, scores = read.states, read.scores
         if scores is None:
             scores = logits(h, self.network.output_matrix.to(h.dtype))
-        else:  # those of rows that exited early; the others still need theirs
+        else:  # rows that exited early have their logits; the others still need them
             rows = (read.recurrences > self.config.thinking_steps).nonzero()[:, 0]
             last = logits(h[rows], self.network.output_matrix.to(h.dtype))
             scores = scores.index_copy(0, rows, last.to(scores.dtype))
