@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 import torch
-import yaml
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -65,7 +65,8 @@ def fields_of(pairs: list[str]) -> dict[str, Any]:
     for word in pairs:
         if "=" not in word:
             raise ValueError(f"config ({word}) must be KEY=VALUE, such as dim=256")
-    return {key: yaml.safe_load(value) for key, _, value in (w.partition("=") for w in pairs)}
+    fields: Any = OmegaConf.to_container(OmegaConf.from_dotlist(pairs))
+    return fields
 
 
 def outline(name: str, pairs: list[str], options: Options) -> LanguageModel:

@@ -26,7 +26,10 @@ def rows_of(words):
     ("model", "against"),
     [
         ("TransformerLM", "transformers"),
-        ("ThoughtbubblesLM --model_config fork_layers=[0]", "TransformerLM --equal_flops"),
+        (
+            "ThoughtbubblesLM --model_config fork_layers=[0] init_std=2e-2",
+            "TransformerLM --equal_flops",
+        ),
         ("ThoughtGestaltLM --model_config sentence_layer=1", "GistLM"),
         (  # Fig. 6 of Thinking States is a loop over this
             "ThinkingStatesLM --model_config chunk_size=8",
