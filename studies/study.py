@@ -438,12 +438,12 @@ def _find(name: str, near: Path, exclude: Path | None = None) -> Path:
 def _read(path: Path) -> DictConfig:
     """Reads a file, merged over the file that it ``extends``."""
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = OmegaConf.load(path)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StudyError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(loaded, dict):
+    if not isinstance(content, DictConfig):
         raise StudyError(f"{path} is not a study: it must be a mapping with title, data and runs")
-    base, content = loaded.pop("extends", None), OmegaConf.create(loaded)
+    base = content.pop("extends", None)
     if base is None:
         return content
     extended = _read(_find(str(base), path.parent, exclude=path.resolve()))

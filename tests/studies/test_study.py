@@ -13,7 +13,7 @@ from evaluation.cli import parse
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.thinking_states.baselines.curricula import StepStages, TokenStages
 from studies.runner import analyse_command, analysis_config, evaluate_command, train_command
-from studies.study import LOGGED, StudyError, load_study, study_names
+from studies.study import LOGGED, Search, StudyError, load_study, study_names
 from tests.studies.conftest import load_declared
 from training import LatentCLI
 
@@ -341,10 +341,14 @@ def test_bad_files_name_the_key_in_one_line(study_file, changes, key):
 
 def test_a_study_extends_another(study_file, tmp_path):
     base = study_file()
-    (tmp_path / "longer.yaml").write_text("extends: pair\nsteps: 7\nruns: {copy: {length: 2}}\n")
+    text = "extends: pair\nsteps: 7\nruns: {copy: {length: 2}}\n"
+    text += "search: {trials: 1, tokens: 8, space: {lr: {low: 1e-3, high: 1}}}\n"
+    (tmp_path / "longer.yaml").write_text(text)
     study, longer = load_study(str(base)), load_study(str(tmp_path / "longer.yaml"))
     copy = replace(study.runs["copy"], length=2.0)
-    assert longer == replace(study, name="longer", steps=7, runs={**study.runs, "copy": copy})
+    search = Search(trials=1, tokens=8, space={"lr": {"low": 0.001, "high": 1}})
+    new = {"name": "longer", "steps": 7, "search": search, "runs": {**study.runs, "copy": copy}}
+    assert longer == replace(study, **new)
 
 
 @pytest.mark.parametrize(
