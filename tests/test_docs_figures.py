@@ -1,5 +1,6 @@
-"""The figures of the documentation that docs/figures.py draws from tables."""
+"""The tables of the documentation, and the figures that docs/figures.py draws from them."""
 
+import csv
 import runpy
 from pathlib import Path
 
@@ -23,3 +24,9 @@ def test_a_figure_is_drawn_and_on_its_page(page):
 def test_no_other_figure_is_kept():
     kept = {path.stem for path in (ROOT / "docs/results/figures").iterdir()}
     assert kept == {*FIGURES, "reproducing"}
+
+
+def test_rows_of_a_table_have_equal_lengths():
+    for path in (ROOT / "docs").rglob("*.csv"):
+        with path.open(newline="") as file:
+            assert len({len(row) for row in csv.reader(file)}) == 1, path
