@@ -76,8 +76,9 @@ def test_runs_differ_in_the_model_the_reading_and_the_seed_only(name):
     searched = {key.rpartition(".")[2] for key in space}
     optimizers = [config["model"]["init_args"]["optimizer"] for config in configs]
     for run, optimizer in zip(study.seeded(), optimizers, strict=True):
-        own = {*searched, "lr"} if "rate" in run.title.split() else searched  # the title says it
-        assert {**optimizer, **dict.fromkeys(own)} == {**optimizers[0], **dict.fromkeys(own)}
+        _, named, rate = run.title.partition(", rate ")
+        expected = {**optimizers[0], "lr": float(rate)} if named else optimizers[0]
+        assert {**optimizer, **dict.fromkeys(searched)} == {**expected, **dict.fromkeys(searched)}
     corpora = [config["data"]["init_args"].get("corpus", config["data"]) for config in configs]
     assert all(corpus == corpora[0] for corpus in corpora)
     run = next(iter(study.runs.values()))
