@@ -342,6 +342,8 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
     count, minutes = len(table), table["seconds"].sum() / 60
     cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time in all"
+    if study.budget is not None:
+        cost += f"; budget: {study.budget:,} core-minutes"
     shown = on_page(study, table)
     seeds = _seeds(shown["seed"])
     notes = [

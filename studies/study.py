@@ -179,6 +179,8 @@ class Study:
     epochs: int | None = None
     """Number of passes over the training text per run."""
     seeds: tuple[int, ...] = (0,)
+    budget: int | None = None
+    """Budget of all runs in core-minutes, which the report states."""
     validations: int = 10
     """Approximate number of validations per run; each epoch has at least one."""
     corpus: Settings | None = None
@@ -199,7 +201,7 @@ class Study:
     """Hyperparameter search by ``python -m studies.tune``."""
 
     def __post_init__(self) -> None:
-        for key in ("steps", "epochs"):
+        for key in ("steps", "epochs", "budget"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise StudyError(f"{key} ({value}) must be at least 1")
