@@ -289,7 +289,8 @@ def shown_points(points: pd.DataFrame) -> str:
     for cost in SWEEP_COSTS:
         stars = points[f"frontier_{cost}"].map({True: " *", False: ""})
         table[cost] = points[cost].map(FOUR_DIGITS) + stars
-    table[STEPS] = points[STEPS].where(points[STEPS] > 0).astype(object)
+    typed = points["dials"].map(lambda dials: STEPS in dials)
+    table[STEPS] = points[STEPS].where(typed | (points[STEPS] > 0)).astype(object)
     hidden = ("checkpoint", "label", "likelihood", "causal", "seconds")
     keys = [key for key in table if key not in hidden and not key.startswith("frontier_")]
     columns = {key: TableColumn(NAMES.get(key) or title_of(key)) for key in keys}

@@ -132,6 +132,7 @@ CODI = [
     *each("step_loss", "sum"),
     *each("gradient_checkpointing", True),
     {"step_weight": 1.0, "num_latents": 0},
+    {"step_weight": 1.0, "num_latents": 2, "passes": 0},
     *({key: 0.5} for key in ("lora_alpha", "lora_dropout")),  # lora_rank is null
     {"projection_dropout": 0.5, "projection": False},
     {"projection_dim": 4, "projection": False},

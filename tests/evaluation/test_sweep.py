@@ -1,6 +1,7 @@
 """Several checkpoints side by side: perplexity against the steps and FLOPs they take."""
 
 import json
+import re
 import shutil
 
 import pandas as pd
@@ -289,6 +290,8 @@ def test_the_dial_of_every_method_changes_what_it_computes(write_method, sweep_o
     assert costs == sorted(costs)
     assert (costs[0] < costs[-1]) == (name != "ponderlm")
     assert "skipped" not in printed
+    if "thinking_steps=0" in DIALS[name][1]:  # the table shows that none were taken
+        assert re.search(r"^\S+ +0 +\d\.", printed, re.MULTILINE)
 
 
 def test_thresholds_hold_at_the_budget_of_the_training_only(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from itertools import accumulate
 from operator import mul
 
@@ -156,6 +157,11 @@ def test_stage_two_starts_from_the_weights_of_stage_one(tmp_path):
     for name, value in model.network.state_dict().items():
         assert torch.equal(second.network.state_dict()[name], value), name
     assert sum(p.requires_grad for p in second.network.parameters()) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second.on_train_start()
+    with pytest.warns(UserWarning, match="no checkpoint was loaded"):
+        build(**OURO | {"gate": "alone"}).on_train_start()
 
 
 # ---- what is logged

@@ -103,6 +103,11 @@ class CodiConfig(LatentConfig):
                 f"start_from ({self.start_from}) cannot be combined with lora_rank "
                 f"({self.lora_rank}), which adapts backbone; set one of them to null"
             )
+        if self.step_weight and self.passes == 0:
+            raise ValueError(
+                f"step_weight ({self.step_weight}) needs latents that depend on the question, and "
+                "with passes (0) they do not; set passes to 1 or more, or step_weight to 0"
+            )
         refuse_idle(
             self,
             {"lora_rank": ("lora_alpha", "lora_dropout")}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -170,6 +171,7 @@ class RecurrentDepthLM(LoopedLM):
     """
 
     config: configs.RecurrentDepthConfig
+    _loaded = False  # whether the weights are from a checkpoint
 
     def __init__(
         self,
@@ -191,6 +193,18 @@ class RecurrentDepthLM(LoopedLM):
             assert network.gate is not None
             network.gate.requires_grad_(True)
         return network
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._loaded = True
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.config.gate == "alone" and not self._loaded:
+            rank_zero_warn(
+                "gate (alone) trains the exit gate of a network that no checkpoint was loaded for; "
+                "pass an export of a run with gate=joint as --ckpt_path"
+            )
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
         # Adds the rows' indices as a list for drawing noise on the host, without a device sync.
