@@ -357,15 +357,15 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     if study.paired and shown.groupby("title")["seed"].agg(frozenset).nunique() > 1:
         notes.append("*Minus*: over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
-    kept = "" if whole else " of kept checkpoints"
+    kept = "checkpoints" if whole else "kept checkpoints"
     linked = {
-        "means of all runs and columns": MEANS,
+        "all means": MEANS,
         "every run": EVERY_RUN,
-        f"size, cost and losses{kept}": f"{COMPARISON}/runs.csv",
-        "comparison checks": f"{COMPARISON}/checks.csv",
+        kept: f"{COMPARISON}/runs.csv",
+        "checks": f"{COMPARISON}/checks.csv",
     }
     figures = {} if study.figure is None else {study.figure.y_label: FIGURE}
-    figures["loss over tokens and FLOPs"] = f"{COMPARISON}/loss.svg"
+    figures["loss curves"] = f"{COMPARISON}/loss.svg"
     drawn = [(title, path) for title, path in figures.items() if (files / path).is_file()]
     links = [
         f"[{title}]({files.name}/{path})"

@@ -174,7 +174,7 @@ def test_handwritten_text_survives(reported, tmp_path):
 
 def test_links_lead_to_files_of_the_report(reported, tmp_path):
     text = reported()
-    assert "](pair/comparison/runs.csv), [comparison checks](pair/" in text
+    assert "](pair/comparison/runs.csv), [checks](pair/" in text
     comparison = tmp_path / "pair" / "comparison"
     assert {path.name for path in comparison.iterdir()} == {"runs.csv", "checks.csv", "loss.svg"}
     assert "pair/copy-looks/picture.png" in text
