@@ -298,7 +298,7 @@ def shown_points(points: pd.DataFrame) -> str:
     frame = show_columns(table.set_index("label").rename_axis(None), columns)
     of_kind = " of its kind of likelihood" if points["likelihood"].nunique() > 1 else ""
     notes = [f"*: no other point{of_kind} has both less cost and less perplexity"]
-    if any(points[STEPS]):
+    if table[STEPS].notna().any():
         notes.append("thinking steps: additional steps per token at most, K of the papers")
     return "\n".join([as_aligned(frame), *notes])
 

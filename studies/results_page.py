@@ -133,7 +133,7 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     if study.figure is not None:
         write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
     write_whole(files / MEANS, means_table(study, table).to_csv(index=False))
-    section = render_section(study, table, files, whole=earlier.empty)
+    section = render_section(study, table, files)
     for name in ("report.html", "report.md"):  # the page quotes the tables, which are kept
         (files / COMPARISON / name).unlink(missing_ok=True)
     blank = (
@@ -329,14 +329,13 @@ def _kind(key: str, values: Mapping[str, Any]) -> str:
     return "not causal" if values.get(f"{name}.causal") is False else ""
 
 
-def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: bool) -> str:
+def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     """Returns the generated section, including its marks.
 
     Args:
         study: The declared runs and columns.
         table: One row per run and seed, see `evaluations_table`.
         files: Folder of the report's files, including the comparison.
-        whole: Whether the comparison covers all runs of the table.
     """
     missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
@@ -357,11 +356,10 @@ def render_section(study: Study, table: pd.DataFrame, files: Path, *, whole: boo
     if study.paired and shown.groupby("title")["seed"].agg(frozenset).nunique() > 1:
         notes.append("*Minus*: over the seeds that both runs have.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
-    kept = "checkpoints" if whole else "kept checkpoints"
     linked = {
         "all means": MEANS,
         "every run": EVERY_RUN,
-        kept: f"{COMPARISON}/runs.csv",
+        "costs": f"{COMPARISON}/runs.csv",
         "checks": f"{COMPARISON}/checks.csv",
     }
     figures = {} if study.figure is None else {study.figure.y_label: FIGURE}

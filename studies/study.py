@@ -449,4 +449,5 @@ def _read(path: Path) -> DictConfig:
     if base is None:
         return content
     extended = _read(_find(str(base), path.parent, exclude=path.resolve()))
+    extended.pop("budget", None)  # of other runs
     return cast(DictConfig, OmegaConf.merge(extended, content))

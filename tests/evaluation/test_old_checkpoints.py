@@ -1,6 +1,6 @@
-"""Checkpoints that version 0.1.0 wrote, one a method: they load, and score as they did then.
+"""Checkpoints of older versions, one a method: they load, and score as they did then.
 
-That of ``LoopedLM`` is of the last commit before ``RecurrentDepthLM``, 73542e6a^.
+Version 0.1.0 wrote all but ``looped``, which the parent of commit 73542e6a wrote.
 
 ``tests/fixtures`` holds them without optimiser and random states, with the text they read. The
 numbers are those of ``evaluate.py perplexity --limit_batches 2`` of the version that wrote them.
