@@ -1,6 +1,6 @@
 """Draws figures of the documentation from the tables in docs/results.
 
-    python docs/figures.py
+    python -m docs.figures
 
 These are the figures that neither a study nor ``docs/reproducing.py`` draws. Each is written to
 ``docs/results/figures``, named after its page.
