@@ -340,13 +340,13 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
     count, minutes = len(table), table["seconds"].sum() / 60
-    cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time in all"
+    cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time"
     if study.budget is not None:
         cost += f"; budget: {study.budget:,} core-minutes"
     shown = on_page(study, table)
     seeds = _seeds(shown["seed"])
     notes = [
-        f"Means over {seeds} [smallest, largest value]."
+        f"Means over {seeds} [smallest, largest]."
         if shown["seed"].nunique() > 1
         else f"{seeds.capitalize()}."
     ]
@@ -354,7 +354,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     if any(study.columns[name].endswith(BITS) for name in columns):
         notes.append("bpb: bits per byte.")
     if study.paired and shown.groupby("title")["seed"].agg(frozenset).nunique() > 1:
-        notes.append("*Minus*: over the seeds that both runs have.")
+        notes.append("*Minus*: over common seeds.")
     protocol = f"\n- protocol: {study.protocol}" if study.protocol else ""
     linked = {
         "all means": MEANS,
