@@ -25,6 +25,7 @@ from evaluation.cli import parse
 from evaluation.load import build_outline
 from evaluation.runs import find_named
 from lightning_models.checkpoint import read_checkpoint
+from studies.__main__ import parser as study_parser
 from studies.study import load_study
 from training import main
 
@@ -230,9 +231,10 @@ def check_evaluation(argv):
 def check_study(settings):
     values = dict(setting.split("=", 1) for setting in settings)
     assert re.search(r"^study:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(values) <= {"METHOD", "TEXT", "TEXT_NAME", "JOBS", "OPERATIONS"}
+    assert set(values) <= {"METHOD", "TEXT", "TEXT_NAME", "JOBS", "OPERATIONS", "ARGS"}
     operations = values.get("OPERATIONS")
-    assert load_study(values["METHOD"], operations=operations and int(operations)).runs
+    study = load_study(values["METHOD"], operations=operations and int(operations))
+    assert study.seeded(study_parser().parse_args(["_", *values.get("ARGS", "").split()]).only)
 
 
 # ---- commands of a page fit each other
