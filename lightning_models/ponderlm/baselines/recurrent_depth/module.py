@@ -1,10 +1,10 @@
 """LightningModule of recurrent depth: objectives, scores, decoding and FLOPs."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -201,9 +201,10 @@ class RecurrentDepthLM(LoopedLM):
     def on_train_start(self) -> None:
         super().on_train_start()
         if self.config.gate == "alone" and not self._loaded:
-            rank_zero_warn(
+            warnings.warn(
                 "gate (alone) trains the exit gate of a network that no checkpoint was loaded for; "
-                "pass an export of a run with gate=joint as --ckpt_path"
+                "pass an export of a run with gate=joint as --ckpt_path",
+                stacklevel=2,
             )
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
