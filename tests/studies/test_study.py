@@ -339,14 +339,16 @@ def test_bad_files_name_the_key_in_one_line(study_file, changes, key):
 
 
 def test_a_study_extends_another(study_file, tmp_path):
-    base = study_file()
+    base = study_file(budget=9)
     text = "extends: pair\nsteps: 7\nruns: {copy: {length: 2}}\n"
     text += "search: {trials: 1, tokens: 8, space: {lr: {low: 1e-3, high: 1}}}\n"
     (tmp_path / "longer.yaml").write_text(text)
     study, longer = load_study(str(base)), load_study(str(tmp_path / "longer.yaml"))
     copy = replace(study.runs["copy"], length=2.0)
     search = Search(trials=1, tokens=8, space={"lr": {"low": 0.001, "high": 1}})
-    new = {"name": "longer", "steps": 7, "search": search, "runs": {**study.runs, "copy": copy}}
+    runs = {**study.runs, "copy": copy}
+    new = {"name": "longer", "steps": 7, "budget": None, "search": search, "runs": runs}
+    assert study.budget == 9
     assert longer == replace(study, **new)
 
 
