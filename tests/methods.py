@@ -264,7 +264,7 @@ def depth(name: str, config: dict[str, Any], **fields: Any) -> Method:
 
 def gestalt(name: str, **changes: Any) -> Method:
     """A variant of Thought Gestalt."""
-    far = changes.get("memory") != "none"
+    far = changes.get("memory") not in ("none", "seeding")
     return Method(
         name, ThoughtGestaltLM, GESTALT | changes, far_sighted=far, waits=1, **OF_SENTENCES
     )
@@ -289,6 +289,7 @@ METHODS = [
     gestalt("thought-gestalt-parallel", layer_type="parallel"),
     gestalt("thought-gestalt-detached", memory="detached"),
     gestalt("thought-gestalt-none", memory="none"),
+    gestalt("thought-gestalt-seeding", memory="seeding"),
     gestalt("thought-gestalt-in-context", memory="in_context"),
     gestalt("thought-gestalt-no-seeding", context_seeding=False),
     Method("ponderlm", PonderLM, PONDER | {"router_init": "uniform"}, **PENALISED),

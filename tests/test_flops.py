@@ -126,6 +126,7 @@ VARIANTS = {
     "memory": (ThoughtGestaltLM, {"memory_size": 2}),
     "memory, serial": (ThoughtGestaltLM, {"memory_size": 2, "layer_type": "serial"}),
     "memory in context": (ThoughtGestaltLM, {"memory_size": 2, "memory": "in_context"}),
+    "seeding": (ThoughtGestaltLM, {"memory": "seeding"}),
     "no memory": (ThoughtGestaltLM, {"memory": "none"}),
 }
 SLOTS, SENTENCES = 27, 4

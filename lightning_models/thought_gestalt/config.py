@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from lightning_models.layers import DecoderConfig
 
 LayerType = Literal["alternate", "serial", "parallel"]
-Memory = Literal["differentiable", "detached", "none", "in_context"]
+Memory = Literal["differentiable", "detached", "none", "seeding", "in_context"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,9 @@ class ThoughtGestaltConfig(DecoderConfig):
     """Number of linear layers of the sentence head W_sent, with GELU and dropout in between."""
     memory: Memory = "differentiable"
     """Memory (Table 1). Gradients flow through it with differentiable and stop at its input with
-    detached. none replaces every cross-attention by self-attention, and in_context prepends the
-    sentence vectors to the tokens, so that self-attention reads both."""
+    detached. none replaces every cross-attention by self-attention, seeding does too, but keeps
+    context seeding, and in_context prepends the sentence vectors to the tokens, so that
+    self-attention reads both."""
     memory_size: int = 40
     """M, the number of sentence vectors in memory."""
     context_seeding: bool = True
@@ -74,10 +75,15 @@ class ThoughtGestaltConfig(DecoderConfig):
             raise ValueError(
                 f"warm_in ({list(self.warm_in)}) must be two numbers in ascending order"
             )
-        if self.layer_type != "alternate" and self.memory in ("none", "in_context"):
+        if self.layer_type != "alternate" and self.memory not in ("differentiable", "detached"):
             raise ValueError(
                 f"layer_type ({self.layer_type}) has no effect with memory ({self.memory}), which "
                 "has no cross-attention; leave it out"
+            )
+        if self.memory == "seeding" and not self.context_seeding:
+            raise ValueError(
+                "context_seeding (False) must be true with memory (seeding); without either, use "
+                "memory none"
             )
         if self.positions != "learned":
             raise ValueError(
@@ -124,6 +130,6 @@ class ThoughtGestaltConfig(DecoderConfig):
 
     def reads_memory(self, layer: int) -> bool:
         """Returns whether layer ``layer`` (1-based) has cross-attention to memory."""
-        if self.memory in ("none", "in_context"):
+        if self.memory not in ("differentiable", "detached"):
             return False
         return self.layer_type != "alternate" or layer % 2 == 0

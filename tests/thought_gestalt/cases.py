@@ -47,6 +47,7 @@ VARIANTS = {
     "parallel": {"layer_type": "parallel"},
     "detached": {"memory": "detached"},
     "none": {"memory": "none"},
+    "seeding": {"memory": "seeding"},
     "in_context": {"memory": "in_context"},
     "static-bos": {"context_seeding": False},
     "deep-head": {"sentence_head_depth": 2, "sentence_layer": 4},
