@@ -126,6 +126,78 @@ def latents() -> Any:
     return bars(means, "title", list(columns.values()), "accuracy, 1 to 10 operations", level=0.5)
 
 
+NATS, PERPLEXITY = "nats/token", "perplexity, lexical"
+BPB = "bpb, autoregressive, dynamic"  # without a look ahead
+SHORT, LONG = "1 to N operations", "N + 1 to 4 N"
+COMPARISONS = [
+    ("Thoughtbubbles, plain decoder", "thoughtbubbles", "bubbles2", "plain", BPB),
+    ("..., copy-3", "thoughtbubbles", "bubbles2", "copy3", BPB),
+    ("..., without forks", "thoughtbubbles", "bubbles2", "bubbles1", BPB),
+    ("..., plain decoder of equal FLOPs", "thoughtbubbles", "bubbles2", "wide4", BPB),
+    ("Thought Gestalt, no memory", "thought_gestalt", "gestalt", "none", PERPLEXITY),
+    ("..., detached memory", "thought_gestalt", "gestalt", "detached", PERPLEXITY),
+    ("..., GPT-2", "thought_gestalt", "gestalt", "rope", PERPLEXITY),
+    ("Latent-Thought LM, same window", "latent_thought", "steps16", "ar_window", NATS),
+    ("..., full attention", "latent_thought", "steps16", "ar", NATS),
+    ("PonderLM-3, PonderLM-2", "ponderlm", "ponderlm3", "ponderlm2", NATS),
+    ("..., PonderLM-2 with one step", "ponderlm", "ponderlm3", "ponderlm2_k1", NATS),
+    ("..., plain decoder", "ponderlm", "ponderlm3", "vanilla", NATS),
+    ("..., plain decoder of equal FLOPs", "ponderlm", "ponderlm3", "wide_slow", NATS),
+    ("Thinking States on Parity, no CoT", "thinking_states", "thinking_states", "no_cot", LONG),
+    ("... on Vars, CoT", "thinking_states_vars", "thinking_states", "cot", LONG),
+    ("Loops on look-ups, twice the depth", "hops", "looped", "deep", "right"),
+    ("... on prose, 4 times the depth", "ponderlm", "looped", "deep", NATS),
+    ("PCCoT on Parity, no CoT", "thinking_states", "pccot", "no_cot", SHORT),
+    ("CODI on Parity, no CoT", "thinking_states", "codi", "no_cot", SHORT),
+    ("SIM-CoT on CODI, CODI", "thinking_states", "simcot", "codi", SHORT),
+    (
+        "... on Coconut (lambda 0.1), Coconut",
+        "thinking_states",
+        "simcot_coconut_light",
+        "coconut",
+        SHORT,
+    ),
+]
+"""Method and control, study, their runs, and the measure that is compared."""
+
+
+def comparisons() -> Any:
+    """Draws training FLOPs relative to a control, and whether each seed is better than it."""
+    figure, (ax,) = panels(7.2, 0.8 + 0.23 * len(COMPARISONS), 1)
+    kinds = ("better on each seed", "differs by seed", "worse on each seed")
+    markers = dict(zip(kinds, zip("o^X", shades(3)[::-1], strict=True), strict=True))
+    for row, (_, study, run, control, measure) in enumerate(COMPARISONS):
+        table = read(f"{study}/evaluations.csv")
+        names = table["run"].str.rsplit("-", n=1).str[0]
+        ours, theirs = (table[names == name].set_index("seed") for name in (run, control))
+        seeds = ours.index.intersection(theirs.index)
+        ours, theirs = ours.loc[seeds], theirs.loc[seeds]
+        gain = ours[measure] - theirs[measure]
+        better = (gain > 0) == (measure in (SHORT, LONG, "right"))
+        kind = kinds[0] if better.all() else kinds[1] if better.any() else kinds[2]
+        marker, color = markers[kind]
+        cost = (ours["training TFLOPs"] / theirs["training TFLOPs"]).mean()
+        ax.plot(cost, row, marker, color=color)
+        values = f"{ours[measure].mean():.4g}; {theirs[measure].mean():.4g}"
+        ax.annotate(values, (1, row), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+    for kind, (marker, color) in markers.items():
+        ax.plot([], [], marker, color=color, label=kind)
+    ax.set_yticks(range(len(COMPARISONS)), [label for label, *_ in COMPARISONS], fontsize=8)
+    ax.invert_yaxis()
+    ax.set_xscale("log")
+    ax.set_xticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])
+    ax.minorticks_off()
+    ax.axvline(1, color=GREY, linewidth=0.8)
+    finish(
+        ax,
+        "training FLOPs, relative to the control",
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=3,
+    )
+    return figure
+
+
 def logits() -> Any:
     """Draws the largest difference of logits between an imported model and transformers."""
     columns = ["largest difference, float32"]
@@ -191,6 +263,7 @@ def search() -> Any:
 
 
 FIGURES: dict[str, Callable[[], Any]] = {
+    "index": comparisons,
     "speed": speed,
     "throughput": compilation,
     "tasks": scoring,

@@ -494,6 +494,8 @@ def test_a_saturated_gate_stays_below_threshold_one():
         ({"exit": "gate"}, "exit"),
         ({"norms": "ouro", "parallel_residual": True}, "norms"),
         ({"cache_slots": 0}, "cache_slots"),
+        *(({"cache_slots": 2, "cache_lookup": how}, "cache_slots") for how in LOOKUPS[1:]),
+        ({"norms": "huginn", "post_norm_gain": 0.1}, "post_norm_gain"),
         ({"prelude_layers": -1}, "prelude_layers"),
         ({"exit_threshold": -0.1}, "exit_threshold"),
     ],

@@ -29,6 +29,8 @@ class Recurrence:
     norms: Literal["pre", "huginn", "ouro"] = "pre"
     """Norms: before each sub-layer (pre); also after the residual sum (huginn); or also on the
     sub-layer's output, with the final norm after every recurrence (ouro)."""
+    post_norm_gain: float = 1.0
+    """Initial gain of Ouro's norms on the outputs of sub-layers."""
     training_recurrences: Literal["fixed", "sampled"] = "fixed"
     """Recurrences per training step: thinking_steps + 1, or sampled around that mean (Huginn)."""
     backprop_recurrences: int | None = None
@@ -53,8 +55,8 @@ class Recurrence:
     the deepest before it (latest, Huginn); only the entry of the same recurrence (skip); or always
     the deepest, mean or first entry (last, mean, first; Ouro)."""
     cache_slots: int | None = None
-    """m, the number of recurrences cached per token; recurrence i uses slot i mod m. Null means
-    all."""
+    """m, the number of recurrences cached per token; recurrence i uses slot i mod m, with
+    cache_lookup=latest. Null means all."""
     log_states: bool = False
     """Whether training logs the similarity between tokens' states, their change in the last
     recurrence, and the loss after one recurrence. Costs a second pass through the coda and the
@@ -118,7 +120,7 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} ({value}) must be at least 1, or null for all recurrences")
-        for key in ("state_std", "entropy_weight", "exit_threshold"):
+        for key in ("state_std", "entropy_weight", "exit_threshold", "post_norm_gain"):
             value = getattr(self, key)
             if value is not None and value < 0:
                 raise ValueError(f"{key} ({value}) must not be negative")
@@ -144,6 +146,16 @@ class RecurrentDepthConfig(Recurrence, LoopedConfig):
                     f"{key} ({value}) does nothing with exit=none; choose an exit rule, or set "
                     f"{key}={typed}"
                 )
+        if self.cache_slots is not None and self.cache_lookup != "latest":
+            raise ValueError(
+                f"cache_slots ({self.cache_slots}) overwrites entries that cache_lookup="
+                f"{self.cache_lookup} reads; set cache_lookup=latest, or cache_slots=null"
+            )
+        if self.post_norm_gain != 1.0 and self.norms != "ouro":
+            raise ValueError(
+                f"post_norm_gain ({self.post_norm_gain}) does nothing with norms={self.norms}; set "
+                "norms=ouro, or post_norm_gain=1"
+            )
         if self.exit == "gate" and self.gate == "none":
             raise ValueError(
                 "exit (gate) needs a gate; train one with gate=joint, or choose another rule"

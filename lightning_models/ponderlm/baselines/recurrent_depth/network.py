@@ -45,6 +45,8 @@ class SandwichBlock(Block):
         self.attention_post_norm = make_norm(config)
         self.feed_forward_post_norm = make_norm(config)
         self.norms_sum = config.recurrence.norms == "huginn"
+        for norm in (self.attention_post_norm, self.feed_forward_post_norm):
+            nn.init.constant_(norm.weight, config.recurrence.post_norm_gain)
 
     def add(self, x: Tensor, out: Tensor, layer: str) -> Tensor:
         norm: nn.Module = getattr(self, f"{layer}_post_norm")
