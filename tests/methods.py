@@ -6,6 +6,7 @@ that processes agree; unless they say ``full``.
 """
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 import torch
@@ -223,6 +224,7 @@ DISTILLED: dict[str, Any] = {**LATENTS, "guesses": 2.0, "waits": 9}
 SAYING: dict[str, Any] = {**DISTILLED, "guesses": 3.0, "waits": 13}
 """The decoder of steps, too."""
 STEPS = {"step_weight": 1.0}
+LORA = {"lora_rank": 3, "lora_alpha": 6.0, "lora_dropout": 0.0}
 PCCOT = {"num_latents": 4, "passes": 2}
 PUBLIC_CODI = {"distance": "smooth_l1", "distillation_std": "batch", "predict_prefix": True}
 
@@ -358,6 +360,17 @@ METHODS = [
     asked("pccot", CodiLM, PCCOT, **DISTILLED, full=True),
     asked("pccot-steps", CodiLM, PCCOT | STEPS | on("llama"), **SAYING, **dropping("llama")),
 ]
+if find_spec("peft"):
+    METHODS.append(
+        asked(
+            "codi-lora",
+            CodiLM,
+            LORA | {"distance": "smooth_l1"} | on("gpt2"),
+            **DISTILLED,
+            **dropping("gpt2"),
+            starts_at_zero="lora_B.default.weight",
+        )
+    )
 
 FIRST = {method.model: method for method in reversed(METHODS)}
 IN_FULL = [method for method in METHODS if method is FIRST[method.model] or method.full]
