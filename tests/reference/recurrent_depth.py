@@ -17,7 +17,7 @@ from tests.reference import ponderlm as decoder
 
 
 def attention(weights, config, x, positions, seen, name):
-    """Of tokens x (N, D) at ``positions``; ``seen`` maps positions to (k, v), and gets theirs."""
+    """Attends from tokens x (N, D) at ``positions``; ``seen`` maps positions to (k, v), and gets theirs."""
     q, k, v = (x @ weights[f"{name}.qkv.weight"].T).chunk(3, dim=-1)
     channels = config.dim // config.num_heads
     parts = [slice(h * channels, (h + 1) * channels) for h in range(config.num_heads)]
@@ -80,7 +80,7 @@ def core(weights, config, s, e, positions, seen):
 
 
 def coda(weights, config, s, positions, seen):
-    """What the output matrix reads."""
+    """Returns what the output matrix reads."""
     h = decoder.norm(weights, config, s, "norm") if config.norms == "huginn" else s
     for layer in range(config.coda_layers):
         h = block(weights, config, h, positions, seen[layer], f"coda.blocks.{layer}")
@@ -180,7 +180,7 @@ def gate_loss(weights, config, tokens, targets, recurrences):
 
 
 class Decoded(NamedTuple):
-    """What predicts after each token (T, D), and recurrences of each token."""
+    """Normed states (T, D) that predict, and the recurrences of each token."""
 
     read: Tensor
     taken: list[int]
