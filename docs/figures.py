@@ -136,6 +136,7 @@ COMPARISONS = [
     ("..., plain decoder of equal FLOPs", "thoughtbubbles", "bubbles2", "wide4", BPB),
     ("Thought Gestalt, no memory", "thought_gestalt", "gestalt", "none", PERPLEXITY),
     ("..., detached memory", "thought_gestalt", "gestalt", "detached", PERPLEXITY),
+    ("..., context seeding only", "thought_gestalt", "gestalt", "seeding", PERPLEXITY),
     ("..., GPT-2", "thought_gestalt", "gestalt", "rope", PERPLEXITY),
     ("Latent-Thought LM, same window", "latent_thought", "steps16", "ar_window", NATS),
     ("..., full attention", "latent_thought", "steps16", "ar", NATS),
