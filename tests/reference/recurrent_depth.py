@@ -17,7 +17,7 @@ from tests.reference import ponderlm as decoder
 
 
 def attention(weights, config, x, positions, seen, name):
-    """Attends from tokens x (N, D) at ``positions``; ``seen`` maps positions to (k, v), and gets theirs."""
+    """Attends from tokens x (N, D) at ``positions``; ``seen``, by position, gets their (k, v)."""
     q, k, v = (x @ weights[f"{name}.qkv.weight"].T).chunk(3, dim=-1)
     channels = config.dim // config.num_heads
     parts = [slice(h * channels, (h + 1) * channels) for h in range(config.num_heads)]
