@@ -46,7 +46,7 @@ class SandwichBlock(Block):
         self.feed_forward_post_norm = make_norm(config)
         self.norms_sum = config.recurrence.norms == "huginn"
         for norm in (self.attention_post_norm, self.feed_forward_post_norm):
-            nn.init.constant_(norm.weight, config.recurrence.post_norm_gain)
+            nn.init.constant_(norm.get_parameter("weight"), config.recurrence.post_norm_gain)
 
     def add(self, x: Tensor, out: Tensor, layer: str) -> Tensor:
         norm: nn.Module = getattr(self, f"{layer}_post_norm")
