@@ -23,6 +23,7 @@ from lightning_models.generation import SamplingConfig, generate
 from lightning_models.layers import recording
 from lightning_models.ponderlm.baselines.recurrent_depth import decoding, exits
 from lightning_models.ponderlm.baselines.recurrent_depth.network import (
+    RecurrentNetwork,
     draw_noise,
     draw_recurrences,
     mean_recurrences,
@@ -377,6 +378,16 @@ def test_an_adapter_that_ignores_the_state_makes_a_plain_decoder():
         every = model.network(tokens, None, True)
     for depth in range(every.shape[2]):
         torch.testing.assert_close(every[:, :, depth], every[:, :, 0], atol=1e-6, rtol=1e-6)
+
+
+def test_norms_of_small_gain_leave_states_near_embeddings():
+    """From x <- x + n2(f(n1 x)): 2 sub-layers of 2 blocks add vectors of RMS 0.01 to x."""
+    config = RecurrentDepthConfig(**SIZES, norms="ouro", post_norm_gain=0.01)
+    network, tokens = RecurrentNetwork(config), numbered([8])["tokens"]
+    with torch.no_grad():
+        entered = network.enter(tokens)
+        x = network.apply_blocks(entered.e, entered.rope)
+    assert 0 < (x - entered.e).pow(2).mean(-1).sqrt().max() <= 0.04 + 1e-6
 
 
 def test_without_options_it_is_the_plain_decoder():
