@@ -50,6 +50,17 @@ TRANSFORMER = [
         for scaling in ((8.0, 1.0, 4.0), (8.0, 4.0, 1.0, 16.0), (0.0, 1.0, 4.0, 16.0))
     ),
 ]
+GESTALT = [
+    *each("sentence_layer", 0, 3),
+    *({key: 0} for key in ("sentence_head_depth", "memory_size")),
+    *({key: rate} for key in ("token_dropout", "sentence_dropout") for rate in (1.0, -0.1)),
+    *each("warm_in", (2, 1), (1, 2, 3)),
+    *({"layer_type": "serial", "memory": kind} for kind in ("none", "seeding", "in_context")),
+    {"context_seeding": False, "memory": "seeding"},
+    *each("positions", "rope"),
+    *each("block_size", 3),
+    *each("eos_weight", -1.0),
+]
 LATENT_THOUGHT = [
     *each("positions", "learned"),
     *each("init", "ponderlm"),
@@ -161,6 +172,7 @@ TEACHER = [
 REFUSED = [
     (DecoderConfig, SIZES, DECODER),
     (models.TransformerConfig, SIZES, TRANSFORMER),
+    (models.ThoughtGestaltConfig, {**SIZES, "sentence_layer": 1}, GESTALT),
     (models.LatentThoughtConfig, {**SIZES, "latents_per_layer": 2}, LATENT_THOUGHT),
     (
         models.ThoughtbubblesConfig,
