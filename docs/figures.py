@@ -173,8 +173,8 @@ def comparisons() -> Any:
         ours, theirs = (table[names == name].set_index("seed") for name in (run, control))
         seeds = ours.index.intersection(theirs.index)
         ours, theirs = ours.loc[seeds], theirs.loc[seeds]
-        gain = ours[measure] - theirs[measure]
-        better = (gain > 0) == (measure in (SHORT, LONG, "right"))
+        sign = 1 if measure in (SHORT, LONG, "right") else -1
+        better = sign * (ours[measure] - theirs[measure]) > 0
         kind = kinds[0] if better.all() else kinds[1] if better.any() else kinds[2]
         marker, color = markers[kind]
         cost = (ours["training TFLOPs"] / theirs["training TFLOPs"]).mean()
