@@ -4,7 +4,7 @@
 
 Under key k, z has the distribution N(m_k, s^2 I) in D dimensions, with 16 means of squared norm m:
 equidistant ones (D = 15), or the corners of a cube (D = 4). A text costs KL(q || N(0, I)), and its
-16 codes, each predicted from p(k | z) alone, cost more than under a known key. The smallest sum
+codes, each predicted from p(k | z) alone, cost more than under a known key. The smallest sum
 over m and s is printed, by Monte Carlo, also where the variance of all 32 coordinates is s^2; and
 what letters cost under any key, and the end of the text for a window, which cannot count pairs.
 """
@@ -16,7 +16,7 @@ import torch
 
 from datamodules.synthetic import LETTERS, Draws
 
-KEYS, PAIRS, SAMPLES = 2 * len(LETTERS), 16, 40_000
+KEYS, PAIRS, SAMPLES = 2 * len(LETTERS), 64, 40_000
 
 
 def codes() -> torch.Tensor:
@@ -65,7 +65,7 @@ def main() -> None:
         for priced in (corners.shape[1], 32):
             print(f"{name}, {priced} variances: {cheapest(corners, priced)}")
     print(f"log 16 = {math.log(KEYS):.2f}")
-    end = math.log(PAIRS) + (PAIRS - 1) * math.log(PAIRS / (PAIRS - 1))  # 1/16 after each pair
+    end = math.log(PAIRS) + (PAIRS - 1) * math.log(PAIRS / (PAIRS - 1))  # 1/64 after each pair
     print(f"letters {PAIRS * math.log(len(LETTERS)):.1f}, the end in a window {end:.2f}")
 
 
