@@ -42,7 +42,7 @@ def cheapest(corners: torch.Tensor, priced: int) -> str:
     agrees = (table[:, None] == table[None]).float()  # (16, 16, 8): keys with the same code
     costs = []
     for m, s in itertools.product(
-        torch.arange(3.0, 14.1, 0.5).tolist(), torch.arange(0.3, 0.91, 0.05).tolist()
+        torch.arange(3.0, 20.1, 0.5).tolist(), torch.arange(0.2, 0.91, 0.05).tolist()
     ):
         means = math.sqrt(m) * corners
         z = means[key] + s * noise
