@@ -16,7 +16,7 @@ import torch
 
 from datamodules.synthetic import LETTERS, Draws
 
-KEYS, PAIRS, SAMPLES = 2 * len(LETTERS), 64, 40_000
+KEYS, PAIRS, SAMPLES = 2 * len(LETTERS), 64, 20_000
 
 
 def codes() -> torch.Tensor:
