@@ -359,7 +359,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     linked = {
         "all means": MEANS,
         "every run": EVERY_RUN,
-        "costs": f"{COMPARISON}/runs.csv",
+        "comparison": f"{COMPARISON}/runs.csv",
         "checks": f"{COMPARISON}/checks.csv",
     }
     figures = {} if study.figure is None else {study.figure.y_label: FIGURE}
