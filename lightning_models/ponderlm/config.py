@@ -116,7 +116,9 @@ class PonderConfig(PonderLM2Config):
     router_init: Literal["deep", "uniform"] = "deep"
     """Initial step distribution s: ``router_bias`` added to the logit of K steps, or uniform."""
     router_bias: float = 2.0
-    """Initial bias of the logit of K steps with ``router_init: deep``."""
+    """Initial bias of the logit of K steps with ``router_init: deep``. With ``penalty:
+    expected_steps`` a higher one, e.g. 8, keeps the penalty from removing steps before the model
+    has learned to use them."""
     mask_index: Literal["shifted", "literal"] = "shifted"
     """Score that attenuates slot k as a key: w_k = Pr(steps >= k), or w_(k-1) as in the paper's
     Fig. 7."""
