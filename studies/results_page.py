@@ -1,7 +1,7 @@
 """Report of a study: the comparison of its runs, and a table of its evaluations.
 
 A study with columns generates a marked section of docs/results/NAME.md. The tables of every run and
-of their means, the comparison and the files of the analyses are written to the folder
+of their means, the figure, the comparison and the files of the analyses are written to the folder
 docs/results/NAME. A run with the declared settings stays in the tables and the report after its
 checkpoint is deleted.
 """
@@ -29,7 +29,7 @@ from studies.study import LOGGED, Figure, Run, Study, StudyError
 BEGIN = "<!-- study: begin (generated; what stands outside of the two marks is kept) -->"
 END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
-COMPARISON, FIGURE = "comparison", "figure.png"
+COMPARISON, FIGURE, POINTS = "comparison", "figure.png", "figure.csv"
 EVERY_RUN, MEANS = "evaluations.csv", "means.csv"
 KIND = "kind of "
 """Prefix of columns with the kind of likelihood, in the table of every run."""
@@ -131,7 +131,9 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     study = replace(study, seeds=page_seeds(study, table))
     _copy_files(study, trained, files)
     if study.figure is not None:
-        write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, files)))
+        points = figure_points(study.figure, trained, table, files / POINTS)
+        write_whole(files / POINTS, points.to_csv(index=False))
+        write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, points)))
     write_whole(files / MEANS, means_table(study, table).to_csv(index=False))
     section = render_section(study, table, files)
     for name in ("report.html", "report.md"):  # the page quotes the tables, which are kept
@@ -359,6 +361,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     linked = {
         "all means": MEANS,
         "every run": EVERY_RUN,
+        "points of the figure": POINTS,
         "comparison": f"{COMPARISON}/runs.csv",
         "checks": f"{COMPARISON}/checks.csv",
     }
@@ -459,22 +462,57 @@ def _analyses(study: Study, files: Path) -> str:
     return "\n".join(["\n## Analyses\n", *lines, ""]) if lines else ""
 
 
-def draw_figure(study: Study, figure: Figure, files: Path) -> Any:
-    """Returns the study's figure, drawn from the files of its analyses, without extra runs.
+def figure_points(
+    figure: Figure, trained: Trained, table: pd.DataFrame, path: Path
+) -> pd.DataFrame:
+    """Returns the tables of the figure's analysis, preceded by ``run`` and ``seed``.
+
+    Args:
+        figure: The declared figure.
+        trained: The runs that are trained here.
+        table: One row per run and seed, see `evaluations_table`.
+        path: Path of the earlier points, which may not exist. Points of other runs are kept.
+    """
+    earlier = pd.read_csv(path) if path.is_file() else pd.DataFrame()
+    kept = {"run", figure.x, figure.y} <= set(earlier)
+    parts = [earlier[~earlier["run"].isin([run.folder for run, _ in trained])]] if kept else []
+    parts += [
+        pd.read_csv(file).assign(run=run.folder, seed=run.seed)
+        for run, run_dir in trained
+        for file in sorted((run_dir.path / figure.analysis).rglob(figure.table))
+    ]
+    first = ["run", "seed", figure.x, figure.y]
+    if not parts:
+        return pd.DataFrame(columns=first)
+    points = pd.concat(parts, ignore_index=True)
+    position = {folder: row for row, folder in enumerate(table["run"])}
+    points = points[points["run"].isin(position)]
+    points = points.sort_values("run", key=lambda runs: runs.map(position), kind="stable")
+    return points[[*first, *points.columns.difference(first, sort=False)]]
+
+
+def draw_figure(study: Study, figure: Figure, points: pd.DataFrame) -> Any:
+    """Returns the study's figure without extra runs: means over seeds, and their range.
 
     Args:
         study: The declared runs.
         figure: The declared figure.
-        files: Folder of the report's files.
+        points: See `figure_points`.
     """
     drawn, (ax,) = panels(6.4, 3.8, 1)
-    shown = [run for run in study.runs.values() if not run.extra]
-    runs = [run for run in shown if figure.analysis in run.analyses]
+    names, seeds = points["run"].str.rpartition("-")[0], set(points["seed"])
+    runs = [run for run in study.runs.values() if not run.extra and run.name in set(names)]
     for run, color in zip(runs, shades(len(runs)), strict=True):
-        for path in sorted((files / f"{run.name}-{figure.analysis}").glob(figure.table)):
-            table = pd.read_csv(path)
-            draw_lines(ax, table, figure.x, {figure.y: (run.title, color)}, "o-")
+        rows = points[names == run.name]
+        label = run.title + (f" ({_seeds(rows['seed'])})" if set(rows["seed"]) != seeds else "")
+        values = rows.groupby(figure.x)[figure.y]
+        means = values.mean().reset_index()
+        draw_lines(ax, means, figure.x, {figure.y: (label, color)}, "o-")
+        ax.fill_between(means[figure.x], values.min(), values.max(), color=color, alpha=0.15)
     if figure.marked is not None:
         ax.axvline(figure.marked, color=GREY, linewidth=0.8)
-    finish(ax, figure.x_label or figure.x, figure.y_label or figure.y)
+    title = f"mean and range of {len(seeds)} seeds" if len(seeds) > 1 else None
+    whole = pd.api.types.is_integer_dtype(points[figure.x])
+    labels = (figure.x_label or figure.x, figure.y_label or figure.y)
+    finish(ax, *labels, whole=whole, title=title, title_fontsize=8)
     return drawn

@@ -53,7 +53,7 @@ class AnalysisSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure with a line per run, drawn from the tables of an analysis."""
+    """A figure with a line per run, drawn from the tables of an analysis of each seed."""
 
     analysis: str
     """Name of the analysis in ``Run.analyses``."""
@@ -281,6 +281,8 @@ class Study:
     def seeded(self, only: Sequence[str] = ()) -> list[Run]:
         """Returns every run with every seed, ordered by seed.
 
+        Seeds after the first only have the analysis of the figure.
+
         Args:
             only: Names of the runs to return. Defaults to all but the extra ones.
 
@@ -291,8 +293,13 @@ class Study:
         if unknown:
             raise StudyError(f"only ({', '.join(unknown)}): the runs are {', '.join(self.runs)}")
         first = self.seeds[0]
+        drawn = None if self.figure is None else self.figure.analysis
+
+        def analyses(run: Run, seed: int) -> dict[str, AnalysisSettings]:
+            return {key: run.analyses[key] for key in run.analyses if seed == first or key == drawn}
+
         return [
-            replace(run, seed=seed, analyses=run.analyses if seed == first else {})
+            replace(run, seed=seed, analyses=analyses(run, seed))
             for seed in self.seeds
             for run in self.runs.values()
             if (run.name in only if only else not run.extra)

@@ -296,16 +296,44 @@ def test_results_outlive_their_checkpoints(reported, study, commands, tmp_path):
     assert "- not run: copy-seed1\n" in third
 
 
-def test_a_figure_has_a_line_for_each_run_with_the_analysis(study, tmp_path):
+@pytest.fixture
+def drawn(reported, study, tmp_path):
+    """Writes the report of a study with a figure; returns the figure and its points."""
     figure = Figure(analysis="looks", table="*x.csv", x="at", y="share", marked=1.5)
-    (tmp_path / "copy-looks").mkdir()
-    (tmp_path / "copy-looks" / "val-step=2-x.csv").write_text("at,share\n1,0.5\n2,0.25\n")
-    (ax,) = draw_figure(study, figure, tmp_path).axes
+    for seed, last in ((0, 0.25), (1, 0.75)):
+        folder = tmp_path / "runs" / f"copy-seed{seed}" / "looks" / "of_the_callback"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "val-step=2-x.csv").write_text(f"n,at,share\n4,1,0.5\n4,2,{last}\n")
+
+    def draw(seeds=(0, 1)):
+        reported(replace(study, figure=figure, seeds=seeds))
+        points = pd.read_csv(tmp_path / "pair" / "figure.csv")
+        return draw_figure(study, figure, points).axes[0], points
+
+    return draw
+
+
+def test_a_figure_has_the_mean_and_range_of_the_seeds_of_each_run(drawn, tmp_path):
+    ax, points = drawn()
     line, mark = ax.lines
     assert line.get_label() == "copied"
-    assert line.get_xydata().tolist() == [[1, 0.5], [2, 0.25]]
+    assert line.get_xydata().tolist() == [[1, 0.5], [2, 0.5]]
+    (band,) = ax.collections
+    assert {(1, 0.5), (2, 0.25), (2, 0.75)} == {*map(tuple, band.get_paths()[0].vertices)}
     assert [*mark.get_xdata()] == [1.5, 1.5]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("at", "share")
+    assert ax.get_legend().get_title().get_text() == "mean and range of 2 seeds"
+    assert points.values.tolist() == [
+        *(["copy-seed0", 0, 1, 0.5, 4], ["copy-seed0", 0, 2, 0.25, 4]),
+        *(["copy-seed1", 1, 1, 0.5, 4], ["copy-seed1", 1, 2, 0.75, 4]),
+    ]
+    assert (tmp_path / "pair" / "figure.png").is_file()
+
+
+def test_a_figure_keeps_the_points_of_runs_whose_checkpoints_are_gone(drawn, tmp_path):
+    _, points = drawn()
+    shutil.rmtree(tmp_path / "runs" / "copy-seed0")
+    assert drawn((1,))[1].equals(points)
 
 
 def test_compare_takes_titles_and_options(reported, study, commands):

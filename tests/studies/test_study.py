@@ -13,7 +13,7 @@ from evaluation.cli import parse
 from lightning_models.checkpoint import read_checkpoint
 from lightning_models.thinking_states.baselines.curricula import StepStages, TokenStages
 from studies.runner import analyse_command, analysis_config, evaluate_command, train_command
-from studies.study import LOGGED, Search, StudyError, load_study, study_names
+from studies.study import LOGGED, Figure, Search, StudyError, load_study, study_names
 from tests.studies.conftest import load_declared
 from training import LatentCLI
 
@@ -209,6 +209,8 @@ def test_runs_come_seed_by_seed(study, study_file):
     ]
     assert [run.folder for run in study.seeded(["copy"])] == ["copy-seed0", "copy-seed1"]
     assert [len(run.analyses) for run in study.seeded()] == [0, 1, 0, 0]
+    figure = Figure(analysis="looks", table="*.csv", x="at", y="share")
+    assert [len(run.analyses) for run in replace(study, figure=figure).seeded()] == [0, 1, 0, 1]
     copy = replace(study.runs["copy"], seeds="first", length=2.5, extra=True)
     changed = replace(study, runs={**study.runs, "copy": copy})
     assert {run.name for run in changed.seeded()} == {"plain"}
