@@ -8,6 +8,7 @@ each layer of its own vectors. Nats per text, KL and the variances are printed b
 """
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,28 +20,35 @@ from lightning_models.latent_thought.network import LatentAttention
 STEPS = 64
 
 
-def main(path: str) -> None:
-    """Scores the test texts before and after the rotation."""
+def load(path: str) -> tuple[Any, Any]:
+    """Returns the model, which infers with `STEPS` steps, and its prepared data module."""
     checkpoint = read_checkpoint(path)
     data = build_data(checkpoint)
     prepare(data, checkpoint)
-    model = build_model(checkpoint, {"inner_steps": STEPS})
+    return build_model(checkpoint, {"inner_steps": STEPS}), data
 
-    def score() -> Tensor:
-        """Prints the means over texts; returns the posterior means (B, Z, D)."""
-        posteriors: list[dict[str, Tensor]] = []
-        for batch in data.test_dataloader():
-            model.recorded(batch, posterior=lambda **parts: posteriors.append(parts))
-        mean, log_variance, kl, nll = (
-            torch.cat([part[name] for part in posteriors])
-            for name in ("mean", "log_variance", "kl", "nll")
-        )
-        kl = kl.sum(1)  # over the vectors of a text
-        print(f"{(nll + kl).mean():.2f} nats per text, of which KL {kl.mean():.2f}")
-        print(f"mean posterior variance {log_variance.exp().mean():.3f}")
-        return mean
 
-    mean = score()
+def posteriors(model: Any, batches: Any) -> dict[str, Tensor]:
+    """Returns mean and log-variance (B, Z, D) of each text, its KL (B,) and nll (B,) in nats."""
+    parts: list[dict[str, Tensor]] = []
+    for batch in batches:
+        model.recorded(batch, posterior=lambda **part: parts.append(part))
+    names = ("mean", "log_variance", "kl", "nll")
+    found = {name: torch.cat([part[name] for part in parts]) for name in names}
+    return {**found, "kl": found["kl"].sum(1)}  # over the vectors of a text
+
+
+def score(model: Any, data: Any) -> Tensor:
+    """Prints means over the test texts; returns the posterior means (B, Z, D)."""
+    found = posteriors(model, data.test_dataloader())
+    kl = found["kl"]
+    print(f"{(found['nll'] + kl).mean():.2f} nats per text, of which KL {kl.mean():.2f}")
+    print(f"mean posterior variance {found['log_variance'].exp().mean():.3f}")
+    return found["mean"]
+
+
+def rotate(model: Any, mean: Tensor) -> None:
+    """Rotates what reads z by the principal directions of posterior means (B, Z, D)."""
     readers = [part for part in model.modules() if isinstance(part, LatentAttention)]
     layered = model.config.latents == "layered"
     parts = mean.chunk(len(readers), dim=1) if layered else (mean,) * len(readers)
@@ -51,8 +59,14 @@ def main(path: str) -> None:
         print(f"standard deviations of the means in principal directions: {spread}, ...")
         with torch.no_grad():
             reader.key_value.weight.copy_(reader.key_value.weight @ directions.T)
+
+
+def main(path: str) -> None:
+    """Scores the test texts before and after the rotation."""
+    model, data = load(path)
+    rotate(model, score(model, data))
     print("rotated:")
-    score()
+    score(model, data)
 
 
 if __name__ == "__main__":
