@@ -140,6 +140,7 @@ COMPARISONS = [
     ("..., GPT-2", "thought_gestalt", "gestalt", "rope", PERPLEXITY),
     ("Latent-Thought LM, same window", "latent_thought", "steps16", "ar_window", NATS),
     ("..., full attention", "latent_thought", "steps16", "ar", NATS),
+    ("..., plain decoder of equal FLOPs", "latent_thought", "steps16", "ar_compute", NATS),
     ("PonderLM-3, PonderLM-2", "ponderlm", "ponderlm3", "ponderlm2", NATS),
     ("..., PonderLM-2 with one step", "ponderlm", "ponderlm3", "ponderlm2_k1", NATS),
     ("..., plain decoder", "ponderlm", "ponderlm3", "vanilla", NATS),
