@@ -471,16 +471,19 @@ def figure_points(
         figure: The declared figure.
         trained: The runs that are trained here.
         table: One row per run and seed, see `evaluations_table`.
-        path: Path of the earlier points, which may not exist. Points of other runs are kept.
+        path: Path of the earlier points, which may not exist. Those of runs without a new analysis
+            are kept.
     """
     earlier = pd.read_csv(path) if path.is_file() else pd.DataFrame()
     kept = {"run", figure.x, figure.y} <= set(earlier)
-    parts = [earlier[~earlier["run"].isin([run.folder for run, _ in trained])]] if kept else []
-    parts += [
+    parts = [
         pd.read_csv(file).assign(run=run.folder, seed=run.seed)
         for run, run_dir in trained
         for file in sorted((run_dir.path / figure.analysis).rglob(figure.table))
     ]
+    if kept:
+        analysed = {part["run"][0] for part in parts}
+        parts.append(earlier[~earlier["run"].isin(analysed)])
     first = ["run", "seed", figure.x, figure.y]
     if not parts:
         return pd.DataFrame(columns=first)
@@ -492,7 +495,9 @@ def figure_points(
 
 
 def draw_figure(study: Study, figure: Figure, points: pd.DataFrame) -> Any:
-    """Returns the study's figure without extra runs: means over seeds, and their range.
+    """Returns the study's figure: means over seeds, and their range.
+
+    Extra runs are left out, unless there are only extra runs.
 
     Args:
         study: The declared runs.
@@ -500,8 +505,10 @@ def draw_figure(study: Study, figure: Figure, points: pd.DataFrame) -> Any:
         points: See `figure_points`.
     """
     drawn, (ax,) = panels(6.4, 3.8, 1)
-    names, seeds = points["run"].str.rpartition("-")[0], set(points["seed"])
-    runs = [run for run in study.runs.values() if not run.extra and run.name in set(names)]
+    names = points["run"].str.rsplit("-", n=1).str[0]
+    runs = [run for run in study.runs.values() if run.name in set(names)]
+    runs = [run for run in runs if not run.extra] or runs
+    seeds = set(points["seed"][names.isin([run.name for run in runs])])
     for run, color in zip(runs, shades(len(runs)), strict=True):
         rows = points[names == run.name]
         label = run.title + (f" ({_seeds(rows['seed'])})" if set(rows["seed"]) != seeds else "")
@@ -511,7 +518,7 @@ def draw_figure(study: Study, figure: Figure, points: pd.DataFrame) -> Any:
         ax.fill_between(means[figure.x], values.min(), values.max(), color=color, alpha=0.15)
     if figure.marked is not None:
         ax.axvline(figure.marked, color=GREY, linewidth=0.8)
-    title = f"mean and range of {len(seeds)} seeds" if len(seeds) > 1 else None
+    title = "mean and range over seeds" if len(seeds) > 1 else None
     whole = pd.api.types.is_integer_dtype(points[figure.x])
     labels = (figure.x_label or figure.x, figure.y_label or figure.y)
     finish(ax, *labels, whole=whole, title=title, title_fontsize=8)

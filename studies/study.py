@@ -128,7 +128,7 @@ class Run:
     """Options of ``evaluate.py`` by the name of the result; ``command`` is the verb and defaults to
     perplexity."""
     analyses: dict[str, AnalysisSettings] = field(default_factory=dict)
-    """Analyses of the first seed, by the name of their folder."""
+    """Analyses by the name of their folder: of the first seed, the figure's of each seed."""
     search: dict[str, Settings | None] = field(default_factory=dict)
     """Keys of the run's model to search in addition to ``Search.space``; null removes a key."""
     seed: int = 0

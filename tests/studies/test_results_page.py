@@ -322,7 +322,7 @@ def test_a_figure_has_the_mean_and_range_of_the_seeds_of_each_run(drawn, tmp_pat
     assert {(1, 0.5), (2, 0.25), (2, 0.75)} == {*map(tuple, band.get_paths()[0].vertices)}
     assert [*mark.get_xdata()] == [1.5, 1.5]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("at", "share")
-    assert ax.get_legend().get_title().get_text() == "mean and range of 2 seeds"
+    assert ax.get_legend().get_title().get_text() == "mean and range over seeds"
     assert points.values.tolist() == [
         *(["copy-seed0", 0, 1, 0.5, 4], ["copy-seed0", 0, 2, 0.25, 4]),
         *(["copy-seed1", 1, 1, 0.5, 4], ["copy-seed1", 1, 2, 0.75, 4]),
@@ -334,6 +334,14 @@ def test_a_figure_keeps_the_points_of_runs_whose_checkpoints_are_gone(drawn, tmp
     _, points = drawn()
     shutil.rmtree(tmp_path / "runs" / "copy-seed0")
     assert drawn((1,))[1].equals(points)
+
+
+def test_a_figure_without_points_has_its_mark_alone(drawn, tmp_path):
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / "runs" / f"copy-seed{seed}" / "looks", ignore_errors=True)
+    ax, points = drawn()
+    assert [[*line.get_xdata()] for line in ax.lines] == [[1.5, 1.5]]
+    assert points.empty
 
 
 def test_compare_takes_titles_and_options(reported, study, commands):

@@ -3,10 +3,10 @@
     python docs/results/cipher/by_key.py CHECKPOINT            # last.ckpt of shared-seed0
     python docs/results/cipher/by_key.py CHECKPOINT rotated    # read through rotated.py's rotation
 
-A text says about z which key it has, so the best q(z | x) depends on the key alone. That of a key
-starts as the mean of the inferred ones, without inference of its own; then the 16 posteriors and
-the decoder are trained together on the bound of training texts. Nats per test text are printed,
-and what inference finds for the decoder of the end.
+Only the key of a text matters for z, so the best q(z | x) is the same for all texts of a key. The
+16 posteriors start as the means of the inferred ones, and are then trained together with the
+decoder on the bound of training texts. The script prints nats per test text before and after, and
+with posteriors that are inferred for the trained decoder.
 """
 
 import itertools
@@ -28,14 +28,14 @@ SAMPLES = 8
 
 def keys_of(data: Any, batch: dict[str, Tensor]) -> Tensor:
     """Returns the key of each text (B,), found from its pairs of letter and code."""
-    table, found = codes(), []
+    table, keys = codes(), []
     for tokens in batch["tokens"].tolist():
         words = data.tokenizer.decode(tokens).split()
         pairs = [word for word in words if len(word) == 2 and word[0] in LETTERS]
         letters = torch.tensor([LETTERS.index(pair[0]) for pair in pairs])
         agrees = table[:, letters] == torch.tensor([ord(pair[1]) for pair in pairs])
-        found.append(int(agrees.all(dim=1).nonzero().item()))
-    return torch.tensor(found)
+        keys.append(int(agrees.all(dim=1).nonzero().item()))
+    return torch.tensor(keys)
 
 
 def nll(model: Any, batch: dict[str, Tensor], z: Tensor) -> Tensor:
@@ -56,14 +56,14 @@ def main(path: str, rotated: bool) -> None:
     batches = list(itertools.islice(data.train_dataloader(), BATCHES))
     keys = [keys_of(data, batch) for batch in batches]
     tests = [(batch, keys_of(data, batch)) for batch in data.test_dataloader()]
-    found, known = posteriors(model, batches[:INFERRED]), torch.cat(keys[:INFERRED])
+    inferred, key_of_row = posteriors(model, batches[:INFERRED]), torch.cat(keys[:INFERRED])
 
     def of_keys(values: Tensor) -> Tensor:
         """Returns the mean over the texts of each key (16, Z, D)."""
-        return torch.stack([values[known == key].mean(0) for key in range(KEYS)])
+        return torch.stack([values[key_of_row == key].mean(0) for key in range(KEYS)])
 
-    mu = of_keys(found["mean"]).requires_grad_()
-    log_variance = of_keys(found["log_variance"]).requires_grad_()
+    mu = of_keys(inferred["mean"]).requires_grad_()
+    log_variance = of_keys(inferred["log_variance"]).requires_grad_()
 
     def bound(batch: dict[str, Tensor], key: Tensor) -> tuple[Tensor, Tensor]:
         """Returns KL and nll per text of a batch, with one sample."""

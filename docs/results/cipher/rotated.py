@@ -34,21 +34,21 @@ def posteriors(model: Any, batches: Any) -> dict[str, Tensor]:
     for batch in batches:
         model.recorded(batch, posterior=lambda **part: parts.append(part))
     names = ("mean", "log_variance", "kl", "nll")
-    found = {name: torch.cat([part[name] for part in parts]) for name in names}
-    return {**found, "kl": found["kl"].sum(1)}  # over the vectors of a text
+    joined = {name: torch.cat([part[name] for part in parts]) for name in names}
+    return {**joined, "kl": joined["kl"].sum(1)}  # over the vectors of a text
 
 
 def score(model: Any, data: Any) -> Tensor:
     """Prints means over the test texts; returns the posterior means (B, Z, D)."""
-    found = posteriors(model, data.test_dataloader())
-    kl = found["kl"]
-    print(f"{(found['nll'] + kl).mean():.2f} nats per text, of which KL {kl.mean():.2f}")
-    print(f"mean posterior variance {found['log_variance'].exp().mean():.3f}")
-    return found["mean"]
+    inferred = posteriors(model, data.test_dataloader())
+    kl = inferred["kl"]
+    print(f"{(inferred['nll'] + kl).mean():.2f} nats per text, of which KL {kl.mean():.2f}")
+    print(f"mean posterior variance {inferred['log_variance'].exp().mean():.3f}")
+    return inferred["mean"]
 
 
 def rotate(model: Any, mean: Tensor) -> None:
-    """Rotates what reads z by the principal directions of posterior means (B, Z, D)."""
+    """Rotates the matrices that read z by the principal directions of posterior means (B, Z, D)."""
     readers = [part for part in model.modules() if isinstance(part, LatentAttention)]
     layered = model.config.latents == "layered"
     parts = mean.chunk(len(readers), dim=1) if layered else (mean,) * len(readers)
