@@ -482,8 +482,9 @@ def figure_points(
         for file in sorted((run_dir.path / figure.analysis).rglob(figure.table))
     ]
     if kept:
-        analysed = {part["run"][0] for part in parts}
+        analysed = {name for part in parts for name in part["run"]}
         parts.append(earlier[~earlier["run"].isin(analysed)])
+    parts = [part for part in parts if len(part)]  # empty ones would make their columns objects
     first = ["run", "seed", figure.x, figure.y]
     if not parts:
         return pd.DataFrame(columns=first)

@@ -336,6 +336,25 @@ def test_a_figure_keeps_the_points_of_runs_whose_checkpoints_are_gone(drawn, tmp
     assert drawn((1,))[1].equals(points)
 
 
+def test_a_figure_names_the_seeds_of_a_run_with_fewer_and_omits_extra_runs(drawn, study, tmp_path):
+    _, points = drawn()
+    more = points[points["seed"] == 0].assign(run="plain-seed0")
+    figure = Figure(analysis="looks", table="*x.csv", x="at", y="share")
+    points = pd.concat([more, points])
+    labels = [line.get_label() for line in draw_figure(study, figure, points).axes[0].lines]
+    assert labels == ["plain (seed 0)", "copied"]
+    extra = replace(study, runs={**study.runs, "copy": replace(study.runs["copy"], extra=True)})
+    labels = [line.get_label() for line in draw_figure(extra, figure, points).axes[0].lines]
+    assert labels == ["plain"]
+
+
+def test_an_analysis_without_rows_adds_no_points(drawn, tmp_path):
+    for path in (tmp_path / "runs" / "copy-seed1" / "looks").rglob("*x.csv"):
+        path.write_text("n,at,share\n")
+    drawn()
+    assert set(drawn()[1]["run"]) == {"copy-seed0"}  # with earlier points, too
+
+
 def test_a_figure_without_points_has_its_mark_alone(drawn, tmp_path):
     for seed in (0, 1):
         shutil.rmtree(tmp_path / "runs" / f"copy-seed{seed}" / "looks", ignore_errors=True)

@@ -99,4 +99,6 @@ def main(path: str, rotated: bool) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[2:] not in ([], ["rotated"]):
+        sys.exit(__doc__)
     main(sys.argv[1], sys.argv[2:] == ["rotated"])
