@@ -39,7 +39,7 @@ COST = {
     "training TFLOPs": "`run.flops` / 1e12",
     "inference kFLOPs/token": "`run.inference_flops_per_token` / 1e3",
 }
-"""Columns that follow the columns of every study, with fields of `RunMetrics`."""
+"""Columns that every study has besides its own, which replace them; fields of `RunMetrics`."""
 
 Trained = Sequence[tuple[Run, RunFolder]]
 
@@ -206,13 +206,19 @@ def evaluations_table(study: Study, trained: Trained, results: pd.DataFrame) -> 
     runs = [(run.folder, run.title, run.seed) for run, _ in trained]
     results = results.where(results.notna(), np.nan).infer_objects()  # no None in sums
     table = pd.DataFrame(runs, columns=["run", "title", "seed"])
-    for title, key in {**study.columns, **COST}.items():
+    for title, key in _columns(study).items():
         table[title] = _numbers(results, key)
         if key.endswith((BITS, NATS)):
             table[KIND + title] = [_kind(key, line) for line in results.to_dict("records")]
     seconds = [run_dir.record["train"]["seconds"] for _, run_dir in trained]
     digests = [study.settings_digest(run) for run, _ in trained]
     return table.assign(seconds=seconds, settings=digests, commit=results.get("run.commit"))
+
+
+def _columns(study: Study) -> dict[str, str]:
+    """Returns the study's columns and the columns of costs, which it may declare itself."""
+    values = {title: key for title, key in study.columns.items() if title not in COST}
+    return {**values, **COST, **study.columns}
 
 
 def earlier_rows(study: Study, path: Path, trained: Collection[str]) -> pd.DataFrame:
@@ -250,7 +256,7 @@ def _numbers(results: pd.DataFrame, key: str) -> Any:
 def means_table(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     """Returns one row per run: means over its seeds, with the smallest and largest values."""
     rows = []
-    names = [name for name in (*study.columns, *COST) if table[name].notna().any()]
+    names = [name for name in _columns(study) if table[name].notna().any()]
     by_seed = table.set_index("seed")
     for title, group in by_seed.groupby("title", sort=False):
         cells = {}
@@ -341,6 +347,9 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     """
     missing = {run.folder for run in study.seeded()} - set(table["run"])
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
+    titles = set(table["title"])
+    extra = [run.name for run in study.runs.values() if run.extra and run.title in titles]
+    only = f"\n- with `--only`: {', '.join(extra)}" if extra else ""
     count, minutes = len(table), table["seconds"].sum() / 60
     cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time"
     if study.budget is not None:
@@ -384,7 +393,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
 
 - text: {study.source_name}
 - {study.length}{_tokens(study, files)} a run{_other_lengths(study, table)}
-- {cost}{protocol}{not_run}
+- {cost}{protocol}{only}{not_run}
 
 ## Evaluations
 
@@ -425,10 +434,11 @@ def _other_lengths(study: Study, table: pd.DataFrame) -> str:
 
 
 def _command(study: Study) -> str:
-    """Returns the command, with the name of the user's text instead of its paths."""
+    """Returns the command, with a placeholder for the paths of the user's text."""
     parts = ["python -m studies", study.name]
     parts += [] if study.operations is None else [f"--operations {study.operations}"]
-    parts += [f"--text '<{study.source_name}>'"] if study.files else []
+    parts += ["--text 'books/*.txt'"] if study.files else []
+    parts += [f"--text_name '{study.text_name}'"] if study.files and study.text_name else []
     length = f"--steps {study.steps}" if study.epochs is None else f"--epochs {study.epochs}"
     return " ".join([*parts, length, f"--seeds {','.join(map(str, study.seeds))}"])
 

@@ -62,6 +62,13 @@ def test_values_of_the_table(reported, study):
     assert rows["plain"]["logged M"] == "3"
 
 
+def test_a_study_can_declare_a_cost_itself(reported, study):
+    columns = {"inference kFLOPs/token": "`blockwise.bits_per_byte` * 2", **study.columns}
+    rows = table(reported(replace(study, columns=columns)), "bpb")
+    assert list(rows["plain"])[-1] == "inference kFLOPs/token"
+    assert rows["plain"]["inference kFLOPs/token"] == "5 [4, 6]"
+
+
 def test_the_page_has_chosen_columns_and_the_means_all(reported, study, tmp_path):
     rows = table(reported(replace(study, page_columns=("bpb",))), "bpb")
     assert list(rows["plain"]) == [
@@ -188,9 +195,16 @@ def test_the_users_text_is_neither_named_nor_quoted(reported, study, tmp_path):
     own = replace(study, files=("/secret/place/*.txt",), text_name="novels")
     text = reported(own)
     assert "secret" not in text
-    assert "--text '<novels>'" in text
+    assert "--text 'books/*.txt' --text_name 'novels'" in text
     assert not (tmp_path / "pair" / "copy-looks" / "quote.png").exists()
     assert (tmp_path / "pair" / "copy-looks" / "picture.png").exists()
+
+
+def test_runs_that_only_an_option_trains_are_named(reported, study):
+    copy = replace(study.runs["copy"], extra=True)
+    text = reported(replace(study, runs={**study.runs, "copy": copy}))
+    assert "- with `--only`: copy\n" in text
+    assert "with `--only`" not in reported()
 
 
 def test_missing_runs_are_named(reported, tmp_path):
