@@ -450,11 +450,11 @@ def _copy_files(study: Study, trained: Trained, files: Path) -> None:
         for name, analysis in run.analyses.items():
             source, target = run_dir.path / name, files / f"{run.name}-{name}"
             shutil.rmtree(target, ignore_errors=True)  # from an earlier report
-            target.mkdir()
             quoting = analysis.quoting if study.files else ()
             hidden = {path for pattern in quoting for path in source.rglob(pattern)}
             chosen = {path for pattern in analysis.files for path in source.rglob(pattern)}
             for path in sorted(chosen - hidden):
+                target.mkdir(exist_ok=True)
                 write_whole(target / path.name, path.read_bytes())
 
 
