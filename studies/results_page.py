@@ -26,7 +26,7 @@ from lightning_models.atomic_files import write_whole
 from studies.runner import CONFIG, RunFolder, clock
 from studies.study import LOGGED, Figure, Run, Study, StudyError
 
-BEGIN = "<!-- study: begin (generated; what stands outside of the two marks is kept) -->"
+BEGIN = "<!-- study: begin (generated; text outside is kept) -->"
 END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 COMPARISON, FIGURE, POINTS = "comparison", "figure.png", "figure.csv"
