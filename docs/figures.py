@@ -146,7 +146,7 @@ COMPARISONS = [
     ("..., plain decoder", "ponderlm", "ponderlm3", "vanilla", NATS),
     ("..., plain decoder of equal FLOPs", "ponderlm", "ponderlm3", "wide_slow", NATS),
     ("Thinking States on Parity, no CoT", "thinking_states", "thinking_states", "no_cot", LONG),
-    ("... on Vars, CoT", "thinking_states_vars", "thinking_states", "cot", LONG),
+    ("... on Vars, no CoT", "thinking_states_vars", "thinking_states", "no_cot", LONG),
     ("Loops on look-ups, twice the depth", "hops", "looped", "deep", "right"),
     ("... on prose, 4 times the depth", "ponderlm", "looped", "deep", NATS),
     ("PCCoT on Parity, no CoT", "thinking_states", "pccot", "no_cot", SHORT),

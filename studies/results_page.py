@@ -8,6 +8,7 @@ checkpoint is deleted.
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -349,7 +350,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     not_run = f"\n- not run: {', '.join(sorted(missing))}" if missing else ""
     titles = set(table["title"])
     extra = [run.name for run in study.runs.values() if run.extra and run.title in titles]
-    only = f"\n- with `--only`: {', '.join(extra)}" if extra else ""
+    only = f"\n- trained only with `--only`: {', '.join(extra)}" if extra else ""
     count, minutes = len(table), table["seconds"].sum() / 60
     cost = f"{count} run{'s' if count > 1 else ''}, {minutes:,.0f} minutes of wall time"
     if study.budget is not None:
@@ -438,7 +439,8 @@ def _command(study: Study) -> str:
     parts = ["python -m studies", study.name]
     parts += [] if study.operations is None else [f"--operations {study.operations}"]
     parts += ["--text 'books/*.txt'"] if study.files else []
-    parts += [f"--text_name '{study.text_name}'"] if study.files and study.text_name else []
+    named = study.files and study.text_name
+    parts += [f"--text_name {shlex.quote(study.text_name)}"] if named else []
     length = f"--steps {study.steps}" if study.epochs is None else f"--epochs {study.epochs}"
     return " ".join([*parts, length, f"--seeds {','.join(map(str, study.seeds))}"])
 

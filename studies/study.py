@@ -221,10 +221,12 @@ class Study:
                 raise StudyError(f"paired ({title}: {baseline}) must be a column and a run")
         if unknown := set(self.page_columns) - set(self.columns):
             raise StudyError(f"page_columns ({', '.join(sorted(unknown))}) must be columns")
-        if self.figure is not None and not any(
-            self.figure.analysis in run.analyses for run in self.runs.values()
-        ):
-            raise StudyError(f"figure.analysis ({self.figure.analysis}) must be one of a run")
+        analyses = sorted({name for run in self.runs.values() for name in run.analyses})
+        if self.figure is not None and self.figure.analysis not in analyses:
+            raise StudyError(
+                f"figure.analysis ({self.figure.analysis}) must be an analysis of a run: "
+                f"{', '.join(analyses) or 'there is none'}"
+            )
         for run in self.runs.values():
             if "=" in run.title or "/" in run.title:  # compare reads TITLE=PATH
                 raise StudyError(f"runs.{run.name}.title ({run.title}) must not contain = or /")

@@ -195,16 +195,27 @@ def test_the_users_text_is_neither_named_nor_quoted(reported, study, tmp_path):
     own = replace(study, files=("/secret/place/*.txt",), text_name="novels")
     text = reported(own)
     assert "secret" not in text
-    assert "--text 'books/*.txt' --text_name 'novels'" in text
+    assert "--text 'books/*.txt' --text_name novels" in text
     assert not (tmp_path / "pair" / "copy-looks" / "quote.png").exists()
     assert (tmp_path / "pair" / "copy-looks" / "picture.png").exists()
 
 
 def test_runs_that_only_an_option_trains_are_named(reported, study):
     copy = replace(study.runs["copy"], extra=True)
+    untrained = replace(copy, name="untrained", title="untrained")
+    runs = {**study.runs, "copy": copy, "untrained": untrained}
+    text = reported(replace(study, runs=runs))
+    assert "- trained only with `--only`: copy\n" in text
+    assert "`--only`" not in reported()
+
+
+def test_an_analysis_without_files_for_the_report_is_left_out(reported, study, tmp_path):
+    assert "- copy-looks: " in reported()
+    looks = replace(study.runs["copy"].analyses["looks"], files=())
+    copy = replace(study.runs["copy"], analyses={"looks": looks})
     text = reported(replace(study, runs={**study.runs, "copy": copy}))
-    assert "- with `--only`: copy\n" in text
-    assert "with `--only`" not in reported()
+    assert "## Analyses" not in text
+    assert not (tmp_path / "pair" / "copy-looks").exists()
 
 
 def test_missing_runs_are_named(reported, tmp_path):
