@@ -77,6 +77,7 @@ LATENT_THOUGHT = [
     *each("inner_lr", 0.3, (0.3,), (0.3, 0.0), (0.3, NAN)),
     *each("inner_schedule", "linear"),
     *each("inner_betas", (0.9,), (0.9, 1.0), (NAN, 0.9)),
+    *each("inner_scaling", "layer"),
     *each("inner_weight_decay", -0.1, NAN),
     *each("init_log_variance", INF),
     *each("init_mean_std", -0.1, INF),

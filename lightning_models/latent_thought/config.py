@@ -68,6 +68,11 @@ class LatentThoughtConfig(DecoderConfig):
     code, which leaves variances near their initial values unless T_fast is large."""
     inner_betas: tuple[float, float] = (0.9, 0.95)
     """Betas of the inner AdamW."""
+    inner_scaling: Literal["coordinate", "vector"] = "coordinate"
+    """Second moments of the inner AdamW: of each coordinate (Algorithm 1), so that every coordinate
+    moves about equally far, needed or not; or the mean over a latent vector (vector), so that steps
+    follow the gradient. With ``vector``, ``init_log_variance`` should be near 0, as coordinates
+    that the decoder ignores hardly move."""
     inner_weight_decay: float = 0.0
     """Weight decay of the inner AdamW."""
     init_mean_std: float = 0.0

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -79,6 +79,8 @@ class Noise:
 
 INIT_NOISE = 0.1
 """Standard deviation of the noise on the initial log-variances."""
+ADAM_EPS = 1e-8
+"""Constant in the denominator of the inner AdamW."""
 
 
 class Likelihood(NamedTuple):
@@ -107,6 +109,44 @@ class InferenceProblem(Protocol):
         """Returns the encoder's mean and log-variance (B, Z, D), attached to the graph."""
 
 
+class VectorAdamW(torch.optim.Optimizer):
+    """AdamW with one second moment for each latent vector, the mean over its coordinates.
+
+    A rotation of the coordinates rotates the steps. AdamW's steps are about as long in every
+    coordinate, so that after few steps the mean is off 0 in coordinates that the text says little
+    about, for each of which the KL divergence pays.
+
+    Args:
+        params: Tensors (..., Z, D).
+        lr: Learning rate.
+        betas: Decay rates of the moments.
+        weight_decay: Decoupled weight decay.
+    """
+
+    def __init__(
+        self, params: list[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        for group in self.param_groups:
+            first_beta, second_beta = group["betas"]
+            correction = 1 - first_beta**self.count, 1 - second_beta**self.count
+            for value in group["params"]:
+                square = value.grad.square().mean(dim=-1, keepdim=True)  # (..., Z, 1)
+                state = self.state[value]
+                if not state:
+                    state["first"] = torch.zeros_like(value)
+                    state["second"] = torch.zeros_like(square)
+                first = state["first"].lerp_(value.grad, 1 - first_beta) / correction[0]
+                second = state["second"].lerp_(square, 1 - second_beta) / correction[1]
+                value.mul_(1 - group["lr"] * group["weight_decay"])
+                value.sub_(group["lr"] * first / (second.sqrt() + ADAM_EPS))
+
+
 @dataclass(frozen=True)
 class InnerLoop:
     """Steps and step sizes of inference."""
@@ -128,13 +168,11 @@ class InnerLoop:
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """Returns the inner AdamW."""
-        config = self.config
+        betas, decay = self.config.inner_betas, self.config.inner_weight_decay
+        if self.config.inner_scaling == "vector":
+            return VectorAdamW(parameters, self.lr, betas, decay)
         return torch.optim.AdamW(
-            parameters,
-            lr=self.lr,
-            betas=config.inner_betas,
-            weight_decay=config.inner_weight_decay,
-            fused=True,
+            parameters, lr=self.lr, betas=betas, weight_decay=decay, eps=ADAM_EPS, fused=True
         )
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -33,6 +33,8 @@ CASES = {
     "decay": {"inner_weight_decay": 0.3},
     "betas": {"inner_betas": (0.5, 0.999)},
     "no-momentum": {"inner_betas": (0.0, 0.95)},
+    "vector": {"inner_scaling": "vector"},
+    "vector-decay": {"inner_scaling": "vector", "inner_weight_decay": 0.3, "latents": "shared"},
     "from-the-prior": {"init_log_variance": 0.0},
     "means-off-zero": {"init_mean_std": 0.7},
     "shared": {"latents": "shared"},

@@ -161,10 +161,14 @@ def elbo(model, tokens, targets, mean, log_variance, noise):
 
 
 class AdamW:
-    """The update of Loshchilov & Hutter (2019) of one tensor."""
+    """The update of Loshchilov & Hutter (2019) of one tensor (Z, D).
 
-    def __init__(self, betas, weight_decay, eps=1e-8):
-        self.betas, self.weight_decay, self.eps = betas, weight_decay, eps
+    With ``inner_scaling: vector`` the second moments are those of the mean over a row.
+    """
+
+    def __init__(self, config, eps=1e-8):
+        self.betas, self.weight_decay, self.eps = config.inner_betas, config.inner_weight_decay, eps
+        self.by_row = config.inner_scaling == "vector"
         self.count, self.first, self.second = 0, 0.0, 0.0
 
     def updated(self, value, gradient, rate):
@@ -172,7 +176,10 @@ class AdamW:
         self.count += 1
         slow, fast = self.betas
         self.first = slow * self.first + (1 - slow) * gradient
-        self.second = fast * self.second + (1 - fast) * gradient**2
+        square = gradient**2
+        if self.by_row:
+            square = torch.stack([sum(row) / len(row) for row in square])[:, None]
+        self.second = fast * self.second + (1 - fast) * square
         first = self.first / (1 - slow**self.count)
         second = self.second / (1 - fast**self.count)
         decayed = value - rate * self.weight_decay * value
@@ -210,7 +217,7 @@ class FastLearning:
         mean = torch.zeros_like(start) + config.init_mean_std * first
         log_variance = config.init_log_variance + 0.1 * start
         self.path = [(mean, log_variance)]
-        optimizers = [AdamW(config.inner_betas, config.inner_weight_decay) for _ in range(2)]
+        optimizers = [AdamW(config) for _ in range(2)]
         for step in range(config.inner_steps):
             rate_now = step_size(config, rate, step)
             parameters = mean.requires_grad_(), log_variance.requires_grad_()
@@ -251,7 +258,7 @@ def floor(config, rate):
     """
     starts = config.init_mean_std, config.init_log_variance
     mean, log_variance = (torch.tensor(x, dtype=torch.float64) for x in starts)
-    optimizers = [AdamW(config.inner_betas, config.inner_weight_decay) for _ in range(2)]
+    optimizers = [AdamW(config) for _ in range(2)]
     for step in range(config.inner_steps):
         size = step_size(config, rate, step)
         pull = (log_variance.exp() - 1) / 2
