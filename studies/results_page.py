@@ -262,12 +262,12 @@ def means_table(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     for title, group in by_seed.groupby("title", sort=False):
         cells = {}
         for name in names:
-            cells[name] = _mean(group[name], 3 if name in COST else 4) + _kind_of(name, group)
+            kind = _kind_of(name, group)
+            cells[name] = _mean(group[name], 3 if name in COST else 4, kind)
             if name in study.paired:
                 baseline = study.runs[study.paired[name]].title
                 other = by_seed[by_seed["title"] == baseline]
-                gaps = _mean(group[name] - other[name], 3)
-                gaps += _kind_of(name, group) or _kind_of(name, other)
+                gaps = _mean(group[name] - other[name], 3, kind or _kind_of(name, other))
                 cells[_difference(study, name)] = "-" if title == baseline else gaps
         if set(group.index) != set(by_seed.index):
             title = f"{title} ({_seeds(group.index)})"
@@ -308,8 +308,8 @@ def _seeds(seeds: Iterable[int]) -> str:
     return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _mean(values: pd.Series, digits: int) -> str:
-    """Returns the mean with a number of digits, and the range unless it rounds to the mean."""
+def _mean(values: pd.Series, digits: int, kind: str = "") -> str:
+    """Returns mean and kind, with the range in brackets unless it rounds to the mean."""
     values = values.dropna()
     if values.empty:
         return "-"
@@ -320,7 +320,7 @@ def _mean(values: pd.Series, digits: int) -> str:
         f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
         for value in (values.min(), mean, values.max())
     )
-    return mean if low == high else f"{mean} [{low}, {high}]"
+    return (mean if low == high else f"{mean} [{low}, {high}]") + kind
 
 
 def _kind_of(name: str, group: pd.DataFrame) -> str:

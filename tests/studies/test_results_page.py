@@ -157,11 +157,13 @@ def test_columns_are_keys_or_expressions(study, commands, tmp_path, content, key
     ],
 )
 def test_kinds_of_likelihood_are_marked(study, commands, tmp_path, content, kind):
-    run_study(study, tmp_path / "runs", only=["plain"])
+    run_study(study, tmp_path / "runs", only=["copy"])
     for file in (tmp_path / "runs").rglob("blockwise.json"):
         file.write_text(json.dumps({"bits_per_byte": 2.0, **content}))
     write_report(study, tmp_path / "runs", tmp_path / "pair.md")
-    assert table((tmp_path / "pair.md").read_text(), "bpb")["plain"]["bpb"] == f"2{kind}"
+    row = table((tmp_path / "pair.md").read_text(), "bpb")["copied"]
+    assert row["bpb"] == f"2{kind}"
+    assert row["minus plain"] == "-", "without the baseline"
 
 
 def test_handwritten_text_survives(reported, tmp_path):
