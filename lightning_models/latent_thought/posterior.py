@@ -131,6 +131,7 @@ class VectorAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        """Updates the parameters in place from their gradients; ``closure`` is not called."""
         self.count += 1
         for group in self.param_groups:
             first_beta, second_beta = group["betas"]
