@@ -112,9 +112,8 @@ class InferenceProblem(Protocol):
 class VectorAdamW(torch.optim.Optimizer):
     """AdamW with one second moment for each latent vector, the mean over its coordinates.
 
-    A rotation of the coordinates rotates the steps. AdamW's steps are about as long in every
-    coordinate, so that after few steps the mean is off 0 in coordinates that the text says little
-    about, for each of which the KL divergence pays.
+    A rotation of the coordinates rotates the steps. AdamW's first steps are about equally long in
+    every coordinate, also in those that the text says little about.
 
     Args:
         params: Tensors (..., Z, D).
