@@ -69,10 +69,10 @@ class LatentThoughtConfig(DecoderConfig):
     inner_betas: tuple[float, float] = (0.9, 0.95)
     """Betas of the inner AdamW."""
     inner_scaling: Literal["coordinate", "vector"] = "coordinate"
-    """Second moments of the inner AdamW: of each coordinate (Algorithm 1), so that every coordinate
-    moves about equally far, needed or not; or the mean over a latent vector (vector), so that steps
-    follow the gradient. With ``vector``, ``init_log_variance`` should be near 0, as coordinates
-    that the decoder ignores hardly move."""
+    """Whether the inner AdamW has a second moment for each coordinate (coordinate, Algorithm 1), or
+    one for each latent vector, the mean over its coordinates (vector). Per coordinate, all
+    coordinates move about equally far. Per vector, those with small gradients move little, so
+    ``init_log_variance`` should be near 0."""
     inner_weight_decay: float = 0.0
     """Weight decay of the inner AdamW."""
     init_mean_std: float = 0.0

@@ -112,8 +112,9 @@ class InferenceProblem(Protocol):
 class VectorAdamW(torch.optim.Optimizer):
     """AdamW with one second moment for each latent vector, the mean over its coordinates.
 
-    A rotation of the coordinates rotates the steps. AdamW's first steps are about equally long in
-    every coordinate, also in those that the text says little about.
+    If the coordinates are rotated, the steps on the mean rotate with them; the log-variances still
+    depend on the axes. AdamW's first steps are about equally long in every coordinate, also in
+    those that the text says little about. For the inner loop alone: it cannot be resumed.
 
     Args:
         params: Tensors (..., Z, D).
@@ -314,7 +315,8 @@ def divergence_floor(loop: InnerLoop) -> float:
     This is the divergence that remains after the inner steps in a coordinate that the decoder
     ignores: log-variances start low, and Adam moves them by about one learning rate per step. A
     mean that does not start at 0 is assumed to start at one standard deviation. Without steps the
-    bound is 0.
+    bound is 0. With ``inner_scaling: vector`` it is the value for a vector that the decoder ignores
+    entirely; ignored coordinates of a used vector keep more.
     """
     if loop.config.inference != "variational" or loop.steps == 0:
         return 0.0

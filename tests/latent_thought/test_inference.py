@@ -208,7 +208,8 @@ def test_the_encoders_posterior():
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize("steps", [0, 1, 16])
 @pytest.mark.parametrize("deviation", [0.0, 0.01])
-def test_the_floor_of_the_divergence(steps, schedule, deviation):
+@pytest.mark.parametrize("scaling", ["coordinate", "vector"])
+def test_the_floor_of_the_divergence(steps, schedule, deviation, scaling):
     """Where inference leads a posterior of which the decoder makes no use.
 
     Up to the noise that means and log-variances start with, which the floor leaves out.
@@ -218,6 +219,7 @@ def test_the_floor_of_the_divergence(steps, schedule, deviation):
         inner_schedule=schedule,
         inner_lr=(0.3, 0.3),
         init_mean_std=deviation,
+        inner_scaling=scaling,
     )
     expected = reference.floor(model.config, 0.3)
     assert divergence_floor(InnerLoop(model.config, 0.3)) == pytest.approx(expected, rel=1e-9)

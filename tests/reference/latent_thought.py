@@ -163,7 +163,7 @@ def elbo(model, tokens, targets, mean, log_variance, noise):
 class AdamW:
     """The update of Loshchilov & Hutter (2019) of one tensor (Z, D).
 
-    With ``inner_scaling: vector`` the second moments are those of the mean over a row.
+    With ``inner_scaling: vector`` the squared gradient is averaged over each row.
     """
 
     def __init__(self, config, eps=1e-8):
@@ -257,11 +257,11 @@ def floor(config, rate):
     Its mean starts one deviation from 0.
     """
     starts = config.init_mean_std, config.init_log_variance
-    mean, log_variance = (torch.tensor(x, dtype=torch.float64) for x in starts)
+    mean, log_variance = (torch.tensor([[x]], dtype=torch.float64) for x in starts)
     optimizers = [AdamW(config) for _ in range(2)]
     for step in range(config.inner_steps):
         size = step_size(config, rate, step)
         pull = (log_variance.exp() - 1) / 2
         mean = optimizers[0].updated(mean, mean, size)
         log_variance = optimizers[1].updated(log_variance, pull, size)
-    return divergence(mean[None], log_variance[None]).item() if config.inner_steps else 0.0
+    return divergence(mean, log_variance).item() if config.inner_steps else 0.0
