@@ -8,7 +8,7 @@ from datamodules.reasoning.kinship import NAMES, Draws
 from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
-VERSION = 1
+VERSION = 2
 """Version of the generators, part of the data's identity; a change of the texts increments it."""
 
 PEOPLE = (*NAMES["male"][:16], *NAMES["female"][:16])
@@ -57,18 +57,23 @@ def hops(length: int, levels: int, letters: int, draws: Draws) -> str:
 
 
 def operands(length: int, levels: int, letters: int, draws: Draws) -> str:
-    """Returns a map of ``letters``, followed by ``length`` questions of 1 to ``levels`` operands.
+    """Returns a map of ``letters``, then ``length`` times an update, a question and its answer.
 
-    "Map ar bp cq ..." gives each letter a value, p, q or r. The question "cab" has the answer
-    "qrp", the values of its letters in order. In a byte-level BPE each word is one token, so all
-    operands are looked up within the question's token.
+    "Map br cq ap ..." gives each letter a value, p, q or r, and the update "cr" gives c another
+    draw. The question "cab", of 1 to ``levels`` operands, has the answer "rpr", the latest values
+    of its letters in order. In a byte-level BPE each word is one token, so all operands are looked
+    up within the question's token. A head can prefer late values of one letter only, since the
+    latest values of several letters differ in their age: it looks one operand up at a time.
     """
     alphabet = LETTERS[:letters]
     value = {letter: draws.pick(VALUES) for letter in alphabet}
-    parts = ["Map", *(letter + value[letter] for letter in alphabet)]
+    parts = ["Map", *draws.shuffled([letter + value[letter] for letter in alphabet])]
     for _ in range(length):
+        letter = draws.pick(alphabet)
+        value[letter] = draws.pick(VALUES)
         question = draws.shuffled(alphabet)[: draws.between(1, levels)]
-        parts += ["".join(question), "".join(value[letter] for letter in question)]
+        answer = "".join(value[letter] for letter in question)
+        parts += [letter + value[letter], "".join(question), answer]
     return " ".join(parts)
 
 

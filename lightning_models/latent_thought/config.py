@@ -71,8 +71,8 @@ class LatentThoughtConfig(DecoderConfig):
     inner_scaling: Literal["coordinate", "vector"] = "coordinate"
     """Whether the inner AdamW has a second moment for each coordinate (coordinate, Algorithm 1), or
     one for each latent vector, the mean over its coordinates (vector). Per coordinate, all
-    coordinates move about equally far. Per vector, those with small gradients move little, so
-    ``init_log_variance`` should be near 0."""
+    coordinates move about equally far. Per vector, those with small gradients move less, which
+    costs KL if ``init_log_variance`` is far below 0 and there are few inner steps."""
     inner_weight_decay: float = 0.0
     """Weight decay of the inner AdamW."""
     init_mean_std: float = 0.0
