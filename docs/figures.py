@@ -7,15 +7,12 @@ These are the figures that neither a study nor ``docs/reproducing.py`` draws. Ea
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
-from studies.results_page import on_page
-from studies.study import load_study
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -100,15 +97,6 @@ def corpora() -> Any:
         value=table["value"].astype(float),
     )
     return bars(table, "tokenizer", ["value"], "speed, relative to the tokenizer")
-
-
-def accuracies(study: str, *, guessing: float) -> Any:
-    """Draws the accuracy of the runs of a page on texts of trained lengths and on longer ones."""
-    names = {"1 to N operations": "1 to 10 operations", "N + 1 to 4 N": "11 to 40 operations"}
-    rows = on_page(load_study(study), read(f"{study}/evaluations.csv").rename(columns=names))
-    columns = list(names.values())
-    means = rows.groupby("title", sort=False)[columns].mean().reset_index()
-    return bars(means, "title", columns, "accuracy", level=guessing)
 
 
 def latents() -> Any:
@@ -273,9 +261,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "corpora": corpora,
     "codi": latents,
     "hub": logits,
-    "thinking_states": partial(accuracies, "thinking_states", guessing=0.5),
     "thinking_states_lengths": window,
-    "thinking_states_vars": partial(accuracies, "thinking_states_vars", guessing=0.01),
     "scale": devices,
     "training": resumption,
     "tuning": search,

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from callbacks.analysis.report import GREY, as_png, draw_lines, finish, panels, shades
+from callbacks.analysis.report import as_png
 from evaluation.cli import main as evaluate
 from evaluation.compare_report import short_hash
 from evaluation.run_metrics import ScoringOptions, measure
 from evaluation.runs import find_compared, read_scalars
 from lightning_models.atomic_files import write_whole
+from studies.figures import (
+    KIND,
+    Trained,
+    draw_figure,
+    draw_scores,
+    figure_points,
+    name_seeds,
+    on_page,
+)
 from studies.runner import CONFIG, RunFolder, clock
-from studies.study import LOGGED, Figure, Run, Study, StudyError
+from studies.study import LOGGED, Run, Study, StudyError
 
 BEGIN = "<!-- study: begin (generated; text outside is kept) -->"
 END = "<!-- study: end -->"
 MARKS = re.compile(r"<!-- study: begin\b.*?<!-- study: end -->", re.DOTALL)
 COMPARISON, FIGURE, POINTS = "comparison", "figure.png", "figure.csv"
 EVERY_RUN, MEANS = "evaluations.csv", "means.csv"
-KIND = "kind of "
-"""Prefix of columns with the kind of likelihood, in the table of every run."""
 BITS, NATS = ".bits_per_byte", ".nats_per_token"
 COST = {
     "parameters (k)": "`run.parameters` / 1e3",
@@ -41,8 +48,6 @@ COST = {
     "inference kFLOPs/token": "`run.inference_flops_per_token` / 1e3",
 }
 """Columns that every study has besides its own, which replace them; fields of `RunMetrics`."""
-
-Trained = Sequence[tuple[Run, RunFolder]]
 
 
 def trained_runs(study: Study, folder: Path) -> list[tuple[Run, RunFolder]]:
@@ -134,7 +139,10 @@ def write_report(study: Study, folder: Path, path: Path) -> None:
     if study.figure is not None:
         points = figure_points(study.figure, trained, table, files / POINTS)
         write_whole(files / POINTS, points.to_csv(index=False))
-        write_whole(files / FIGURE, as_png(draw_figure(study, study.figure, points)))
+        figure = draw_figure(study, study.figure, points)
+    else:
+        figure = draw_scores(study, table)
+    write_whole(files / FIGURE, as_png(figure))
     write_whole(files / MEANS, means_table(study, table).to_csv(index=False))
     section = render_section(study, table, files)
     for name in ("report.html", "report.md"):  # the page quotes the tables, which are kept
@@ -270,7 +278,7 @@ def means_table(study: Study, table: pd.DataFrame) -> pd.DataFrame:
                 gaps = _mean(group[name] - other[name], 3, kind or _kind_of(name, other))
                 cells[_difference(study, name)] = "-" if title == baseline else gaps
         if set(group.index) != set(by_seed.index):
-            title = f"{title} ({_seeds(group.index)})"
+            title = f"{title} ({name_seeds(group.index)})"
         rows.append({"run": title, **cells, "wall time": clock(group["seconds"].mean())})
     return pd.DataFrame(rows)
 
@@ -279,12 +287,6 @@ def _difference(study: Study, name: str) -> str:
     """Returns the title of a paired column's differences."""
     baseline = study.runs[study.paired[name]].title
     return f"minus {baseline}" if len(study.paired) == 1 else f"{name}, minus {baseline}"
-
-
-def on_page(study: Study, table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows without extra runs, or all rows if there are only extra runs."""
-    extra = table["title"].isin([run.title for run in study.runs.values() if run.extra])
-    return table if extra.all() else table[~extra]
 
 
 def page_table(study: Study, table: pd.DataFrame) -> str:
@@ -300,12 +302,6 @@ def page_table(study: Study, table: pd.DataFrame) -> str:
     chosen |= {_difference(study, name) for name in study.paired if name in chosen}
     shown = means[[name for name in means if name in chosen]]
     return shown.to_markdown(index=False, disable_numparse=True)
-
-
-def _seeds(seeds: Iterable[int]) -> str:
-    """Returns ``seed 0``, or ``seeds 0, 1``."""
-    numbers = sorted({int(seed) for seed in seeds})
-    return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _mean(values: pd.Series, digits: int, kind: str = "") -> str:
@@ -356,7 +352,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     if study.budget is not None:
         cost += f"; budget: {study.budget:,} core-minutes"
     shown = on_page(study, table)
-    seeds = _seeds(shown["seed"])
+    seeds = name_seeds(shown["seed"])
     notes = [
         f"Means over {seeds} [smallest, largest]."
         if shown["seed"].nunique() > 1
@@ -372,20 +368,19 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
         "all means": MEANS,
         "every run": EVERY_RUN,
         "points of the figure": POINTS,
-        "comparison": f"{COMPARISON}/runs.csv",
+        _compared(table, files): f"{COMPARISON}/runs.csv",
         "checks": f"{COMPARISON}/checks.csv",
+        "loss curves": f"{COMPARISON}/loss.svg",
     }
-    figures = {} if study.figure is None else {study.figure.y_label: FIGURE}
-    figures["loss curves"] = f"{COMPARISON}/loss.svg"
-    drawn = [(title, path) for title, path in figures.items() if (files / path).is_file()]
     links = [
         f"[{title}]({files.name}/{path})"
-        for title, path in (*linked.items(), *drawn[1:])
+        for title, path in linked.items()
         if (files / path).is_file()
     ]
     body = f"{page_table(study, table)}\n\nFiles: {', '.join(links)}."
     head = [f"```bash\n{_command(study)}\n```"]
-    head += [f"![{title}]({files.name}/{path})" for title, path in drawn[:1]]
+    drawn = "scores by run" if study.figure is None else study.figure.y_label
+    head.append(f"![{drawn}]({files.name}/{FIGURE})")
     head.append(study.introduction)
     lead = "\n\n".join(head)
     return f"""{BEGIN}
@@ -403,6 +398,13 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
 {body}
 {_analyses(study, files)}
 {END}"""
+
+
+def _compared(table: pd.DataFrame, files: Path) -> str:
+    """Returns ``comparison``, with the number of its runs if it was written before the others."""
+    path = files / COMPARISON / "runs.csv"
+    count = len(pd.read_csv(path)) if path.is_file() else 0
+    return "comparison" if count == len(table) else f"comparison of {count} runs"
 
 
 def _tokens(study: Study, files: Path) -> str:
@@ -472,67 +474,3 @@ def _analyses(study: Study, files: Path) -> str:
         subjects = ", ".join(f"[{subject}]({links[subject]})" for subject in sorted(links))
         lines.append(f"- {name}: {subjects}")
     return "\n".join(["\n## Analyses\n", *lines, ""]) if lines else ""
-
-
-def figure_points(
-    figure: Figure, trained: Trained, table: pd.DataFrame, path: Path
-) -> pd.DataFrame:
-    """Returns the tables of the figure's analysis, preceded by ``run`` and ``seed``.
-
-    Args:
-        figure: The declared figure.
-        trained: The runs that are trained here.
-        table: One row per run and seed, see `evaluations_table`.
-        path: Path of the earlier points, which may not exist. Those of runs without a new analysis
-            are kept.
-    """
-    earlier = pd.read_csv(path) if path.is_file() else pd.DataFrame()
-    kept = {"run", figure.x, figure.y} <= set(earlier)
-    parts = [
-        pd.read_csv(file).assign(run=run.folder, seed=run.seed)
-        for run, run_dir in trained
-        for file in sorted((run_dir.path / figure.analysis).rglob(figure.table))
-    ]
-    if kept:
-        analysed = {name for part in parts for name in part["run"]}
-        parts.append(earlier[~earlier["run"].isin(analysed)])
-    parts = [part for part in parts if len(part)]  # empty ones would make their columns objects
-    first = ["run", "seed", figure.x, figure.y]
-    if not parts:
-        return pd.DataFrame(columns=first)
-    points = pd.concat(parts, ignore_index=True)
-    position = {folder: row for row, folder in enumerate(table["run"])}
-    points = points[points["run"].isin(position)]
-    points = points.sort_values("run", key=lambda runs: runs.map(position), kind="stable")
-    return points[[*first, *points.columns.difference(first, sort=False)]]
-
-
-def draw_figure(study: Study, figure: Figure, points: pd.DataFrame) -> Any:
-    """Returns the study's figure: means over seeds, and their range.
-
-    Extra runs are left out, unless there are only extra runs.
-
-    Args:
-        study: The declared runs.
-        figure: The declared figure.
-        points: See `figure_points`.
-    """
-    drawn, (ax,) = panels(6.4, 3.8, 1)
-    names = points["run"].str.rsplit("-", n=1).str[0]
-    runs = [run for run in study.runs.values() if run.name in set(names)]
-    runs = [run for run in runs if not run.extra] or runs
-    seeds = set(points["seed"][names.isin([run.name for run in runs])])
-    for run, color in zip(runs, shades(len(runs)), strict=True):
-        rows = points[names == run.name]
-        label = run.title + (f" ({_seeds(rows['seed'])})" if set(rows["seed"]) != seeds else "")
-        values = rows.groupby(figure.x)[figure.y]
-        means = values.mean().reset_index()
-        draw_lines(ax, means, figure.x, {figure.y: (label, color)}, "o-")
-        ax.fill_between(means[figure.x], values.min(), values.max(), color=color, alpha=0.15)
-    if figure.marked is not None:
-        ax.axvline(figure.marked, color=GREY, linewidth=0.8)
-    title = "mean and range over seeds" if len(seeds) > 1 else None
-    whole = pd.api.types.is_integer_dtype(points[figure.x])
-    labels = (figure.x_label or figure.x, figure.y_label or figure.y)
-    finish(ax, *labels, whole=whole, title=title, title_fontsize=8)
-    return drawn

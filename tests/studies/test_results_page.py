@@ -13,11 +13,11 @@ from quiet import quiet_trainer
 from datamodules import LocalText
 from lightning_models import OptimizerConfig, TransformerConfig, TransformerLM
 from studies import results_page
+from studies.figures import draw_figure, draw_scores
 from studies.results_page import (
     BEGIN,
     END,
     check_report,
-    draw_figure,
     evaluations_table,
     write_report,
     write_suite,
@@ -423,3 +423,23 @@ def test_a_report_needs_a_folder(tmp_path):
     for path in (tmp_path / "missing" / "a.md", tmp_path):
         with pytest.raises(StudyError, match="output"):
             check_report(path)
+
+
+def test_without_a_declared_figure_the_page_shows_the_scores_of_each_run_and_seed(
+    reported, study, tmp_path
+):
+    section = reported()
+    assert "![scores by run](pair/figure.png)" in section
+    assert (tmp_path / "pair" / "figure.png").is_file()
+    rows = pd.read_csv(tmp_path / "pair" / "evaluations.csv")
+    figure = draw_scores(replace(study, page_columns=("bpb",)), rows)
+    (ax,) = figure.axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["plain", "copied"]
+    exact, marked = (sorted(map(tuple, line.get_xydata().tolist())) for line in ax.lines)
+    of = rows.set_index("run")["bpb"]
+    assert exact == sorted((of[f"plain-seed{seed}"], 0) for seed in (0, 1))
+    assert marked == sorted((of[f"copy-seed{seed}"], 1) for seed in (0, 1))
+    assert [text.get_text() for text in ax.get_legend().texts] == ["not causal"]
+    extra = replace(study, runs={**study.runs, "copy": replace(study.runs["copy"], extra=True)})
+    (ax,) = draw_scores(replace(extra, page_columns=("bpb",)), rows).axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["plain"]
