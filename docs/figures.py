@@ -139,14 +139,6 @@ COMPARISONS = [
     ("... on prose, 4 times the depth", "ponderlm", "looped", "deep", NATS),
     ("PCCoT on Parity, no CoT", "thinking_states", "pccot", "no_cot", SHORT),
     ("CODI on Parity, no CoT", "thinking_states", "codi", "no_cot", SHORT),
-    ("SIM-CoT on CODI, CODI", "thinking_states", "simcot", "codi", SHORT),
-    (
-        "... on Coconut (lambda 0.1), Coconut",
-        "thinking_states",
-        "simcot_coconut_light",
-        "coconut",
-        SHORT,
-    ),
 ]
 """Method and control, study, their runs, and the measure that is compared."""
 
