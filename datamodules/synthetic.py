@@ -8,9 +8,6 @@ from datamodules.reasoning.kinship import NAMES, Draws
 from datamodules.store import SPLITS, Split
 from datamodules.text import TextDataModule
 
-VERSION = 2
-"""Version of the generators, part of the data's identity; a change of the texts increments it."""
-
 PEOPLE = (*NAMES["male"][:16], *NAMES["female"][:16])
 THINGS = ("ball", "book", "coin", "drum", "key", "lamp", "ring", "rope")
 LETTERS, HOP, VALUES = "abcdefgh", "x", "pqr"
@@ -62,8 +59,8 @@ def operands(length: int, levels: int, letters: int, draws: Draws) -> str:
     "Map br cq ap ..." gives each letter a value, p, q or r, and the update "cr" gives c another
     draw. The question "cab", of 1 to ``levels`` operands, has the answer "rpr", the latest values
     of its letters in order. In a byte-level BPE each word is one token, so all operands are looked
-    up within the question's token. A head can prefer late values of one letter only, since the
-    latest values of several letters differ in their age: it looks one operand up at a time.
+    up within the question's token. As the latest values of several letters differ in age, a single
+    head learns only slowly to look several up at once.
     """
     alphabet = LETTERS[:letters]
     value = {letter: draws.pick(VALUES) for letter in alphabet}
@@ -103,6 +100,8 @@ TASKS: dict[Task, Callable[[int, int, int, Draws], str]] = {
     "cipher": cipher,
 }
 """Generator of a text from its length, levels and letters, by task."""
+VERSIONS: dict[Task, int] = {"recall": 1, "hops": 1, "operands": 2, "cipher": 1}
+"""Version of each generator, part of the data's identity; a change of its texts increments it."""
 
 
 class SyntheticText(TextDataModule):
@@ -170,7 +169,7 @@ class SyntheticText(TextDataModule):
         self._sizes: dict[Split, int] = dict(zip(SPLITS, counts, strict=True))
 
     def source(self) -> dict[str, Any]:
-        source = {**super().source(), "generator": VERSION}
+        source = {**super().source(), "generator": VERSIONS[self._task]}
         if self._task not in ("hops", "operands"):  # others ignore both and keep their identity
             del source["levels"], source["letters"]
         return source

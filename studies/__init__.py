@@ -11,6 +11,7 @@ through ``evaluate.py``. Finished steps are skipped, so a stopped study resumes.
 | ``study`` | declarations: ``Study``, ``Run``, ``AnalysisSettings``, ``Search``, read from YAML |
 | ``runner`` | commands of the runs, skipping recorded steps |
 | ``tune`` | hyperparameter search for the runs: ``python -m studies.tune`` |
-| ``results_page`` | results, tables, figure, and the marked section of the Markdown file |
+| ``results_page`` | results, tables, and the marked section of the Markdown file |
+| ``figures`` | figures of a page |
 | ``__main__`` | the command line |
 """

@@ -12,6 +12,7 @@ from studies.study import Figure, Run, Study
 
 KIND = "kind of "
 """Prefix of columns with the kind of likelihood, in the table of every run."""
+MARKERS = {"": "o", "bound": "x", "not causal": "s"}
 Trained = Sequence[tuple[Run, RunFolder]]
 
 
@@ -94,26 +95,30 @@ def draw_figure(study: Study, figure: Figure, points: pd.DataFrame) -> Any:
 def draw_scores(study: Study, table: pd.DataFrame) -> Any:
     """Returns the figure of a study that declares none: the page's scores of each run and seed.
 
-    Crosses are bounds and scores that are not causal.
+    Circles are exact, causal likelihoods and other scores.
 
     Args:
-        study: The declared runs and columns.
+        study: The declared runs and columns; without page columns the first four are drawn.
         table: One row per run and seed; those that are not `on_page` are left out.
     """
     shown = on_page(study, table)
-    columns = [name for name in study.page_columns or study.columns if shown[name].notna().any()]
+    names = study.page_columns or study.columns
+    columns = [name for name in names if shown[name].notna().any()][:4]
     titles = list(dict.fromkeys(shown["title"]))
-    size = 4.0 + 2.4 * max(1, len(columns)), 0.9 + 0.2 * len(titles)
-    drawn, axes = panels(*size, max(1, len(columns)), sharey=True)
+    count = max(1, len(columns))
+    drawn, axes = panels(4.0 + 2.4 * count, 1.0 + 0.2 * len(titles), count, sharey=True)
     axes[0].set_yticks(range(len(titles)), titles)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(titles) - 0.5, -0.5)
     rows = shown["title"].map(titles.index)
     for ax, name in zip(axes, columns, strict=False):
-        kinds = shown.get(KIND + name, pd.Series("", shown.index)).fillna("")
-        exact = kinds == ""
-        ax.plot(shown[name][exact], rows[exact], "o", color=BLUE, markersize=4)
-        label = " or ".join(sorted({*kinds[~exact]})) or None
-        ax.plot(shown[name][~exact], rows[~exact], "x", color=ORANGE, markersize=5, label=label)
+        kinds = shown.get(KIND + name, pd.Series("", shown.index)).astype(object).fillna("")
+        kinds = kinds[shown[name].notna()]
+        for kind in sorted({*kinds}):
+            marker = MARKERS.get(kind, "+")
+            same = kinds.index[kinds == kind]
+            look = {"color": ORANGE if kind else BLUE, "markersize": 4, "label": kind or None}
+            ax.plot(shown[name][same], rows[same], marker, **look)
         ax.grid(axis="y", alpha=0.3)
-        finish(ax, name)
+        ax.locator_params(axis="x", nbins=5)
+        finish(ax, name, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return drawn

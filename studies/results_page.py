@@ -379,7 +379,9 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
     ]
     body = f"{page_table(study, table)}\n\nFiles: {', '.join(links)}."
     head = [f"```bash\n{_command(study)}\n```"]
-    drawn = "scores by run" if study.figure is None else study.figure.y_label
+    drawn = "scores by run"
+    if study.figure is not None:
+        drawn = study.figure.y_label or study.figure.y
     head.append(f"![{drawn}]({files.name}/{FIGURE})")
     head.append(study.introduction)
     lead = "\n\n".join(head)
@@ -401,7 +403,7 @@ def render_section(study: Study, table: pd.DataFrame, files: Path) -> str:
 
 
 def _compared(table: pd.DataFrame, files: Path) -> str:
-    """Returns ``comparison``, with the number of its runs if it was written before the others."""
+    """Returns ``comparison``, with its number of runs if the table has another."""
     path = files / COMPARISON / "runs.csv"
     count = len(pd.read_csv(path)) if path.is_file() else 0
     return "comparison" if count == len(table) else f"comparison of {count} runs"

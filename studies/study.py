@@ -169,7 +169,7 @@ class Study:
     paired: dict[str, str] = field(default_factory=dict)
     """Title of a column -> the run from whose values the differences of each seed are taken."""
     figure: Figure | None = None
-    """The report's figure of all runs."""
+    """Figure from an analysis. None draws the scores of each run and seed."""
     compare: Settings = field(default_factory=dict)
     """Options of ``evaluate.py compare``, e.g. its split."""
     trainer: Settings = field(default_factory=dict)

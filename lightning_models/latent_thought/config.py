@@ -72,7 +72,7 @@ class LatentThoughtConfig(DecoderConfig):
     """Whether the inner AdamW has a second moment for each coordinate (coordinate, Algorithm 1), or
     one for each latent vector, the mean over its coordinates (vector). Per coordinate, all
     coordinates move about equally far. Per vector, those with small gradients move less, which
-    costs KL if ``init_log_variance`` is far below 0 and there are few inner steps."""
+    costs slightly more KL if ``init_log_variance`` is far below 0 and there are few inner steps."""
     inner_weight_decay: float = 0.0
     """Weight decay of the inner AdamW."""
     init_mean_std: float = 0.0

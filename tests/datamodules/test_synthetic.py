@@ -7,15 +7,15 @@ from collections import Counter
 import pytest
 
 from datamodules import SyntheticText
-from datamodules.synthetic import PEOPLE, TASKS, THINGS, VERSION
+from datamodules.synthetic import PEOPLE, TASKS, THINGS, VERSIONS
 
 KNOWN_TEXT = {
-    "recall": (2, "eb13168fbdd9de4f"),
-    "hops": (2, "2eb1b1ec2bbec697"),
+    "recall": (1, "eb13168fbdd9de4f"),
+    "hops": (1, "2eb1b1ec2bbec697"),
     "operands": (2, "13dfbf81d58390ce"),
-    "cipher": (2, "e8f59b278b529ef1"),
+    "cipher": (1, "e8f59b278b529ef1"),
 }
-"""VERSION and digest: change both or neither."""
+"""Version and digest: change both or neither."""
 
 
 def documents(task, split="train", **options):
@@ -25,7 +25,7 @@ def documents(task, split="train", **options):
 @pytest.mark.parametrize("task", TASKS)
 def test_texts_never_change(task):
     text = "\n".join(documents(task, train_documents=20))
-    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == KNOWN_TEXT[task]
+    assert (VERSIONS[task], hashlib.sha256(text.encode()).hexdigest()[:16]) == KNOWN_TEXT[task]
 
 
 @pytest.mark.parametrize("task", TASKS)

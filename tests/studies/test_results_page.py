@@ -19,6 +19,7 @@ from studies.results_page import (
     END,
     check_report,
     evaluations_table,
+    render_section,
     write_report,
     write_suite,
 )
@@ -443,3 +444,16 @@ def test_without_a_declared_figure_the_page_shows_the_scores_of_each_run_and_see
     extra = replace(study, runs={**study.runs, "copy": replace(study.runs["copy"], extra=True)})
     (ax,) = draw_scores(replace(extra, page_columns=("bpb",)), rows).axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["plain"]
+
+
+@pytest.mark.parametrize(("compared", "title"), [(4, "comparison"), (3, "comparison of 3 runs")])
+def test_a_comparison_of_other_runs_than_the_table_says_how_many(
+    reported, study, tmp_path, compared, title
+):
+    reported()
+    files = tmp_path / "pair"
+    rows = pd.read_csv(files / "evaluations.csv")
+    assert len(rows) == 4
+    (files / "comparison").mkdir(exist_ok=True)
+    rows.head(compared)[["run"]].to_csv(files / "comparison" / "runs.csv")
+    assert f"[{title}](pair/comparison/runs.csv)" in render_section(study, rows, files)
