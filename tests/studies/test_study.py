@@ -1,6 +1,6 @@
 """Declarations: every file of configs/studies, and files that are wrong."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import get_type_hints
 
 import pytest
@@ -11,6 +11,7 @@ import lightning_models
 from evaluation.arguments import data_recipe
 from evaluation.cli import parse
 from lightning_models.checkpoint import read_checkpoint
+from lightning_models.layers import DecoderConfig
 from lightning_models.thinking_states.baselines.curricula import StepStages, TokenStages
 from studies.runner import analyse_command, analysis_config, evaluate_command, train_command
 from studies.study import LOGGED, Figure, Search, StudyError, load_study, study_names
@@ -84,6 +85,20 @@ def test_runs_differ_in_the_model_the_reading_and_the_seed_only(name):
     run = next(iter(study.runs.values()))
     first, second = (study.train_config(replace(run, seed=seed)) for seed in (0, 1))
     assert second == {**first, "seed_everything": 1}
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_runs_differ_in_no_default_of_their_classes(name):
+    """A difference between runs is declared, since the classes' defaults follow their papers."""
+    defaults: dict[str, dict[str, object]] = {}
+    for run in load_declared(name).runs.values():
+        declared = run.model["init_args"].get("config", {})
+        model = getattr(lightning_models, run.model["class_path"].rpartition(".")[2])
+        kind = get_type_hints(model.__init__)["config"]
+        for field in fields(DecoderConfig):
+            if field.name not in declared and hasattr(kind, field.name):
+                defaults.setdefault(field.name, {})[run.name] = getattr(kind, field.name)
+    assert {key: found for key, found in defaults.items() if len(set(found.values())) > 1} == {}
 
 
 @pytest.mark.parametrize(("study", "run"), list(declared_runs()))
