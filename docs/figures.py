@@ -141,7 +141,7 @@ COMPARISONS = [
         LONG,
     ),
     ("... on Vars, no CoT", "thinking_states_vars", "thinking_states", "no_cot", LONG),
-    ("Loops on look-ups, twice the depth", "hops", "looped", "deep", "right"),
+    ("Loops on look-ups, the block once", "hops", "looped", "plain", "right"),
     ("... on prose, 4 times the depth", "ponderlm", "looped", "deep", NATS),
     ("PCCoT on Parity, no CoT", "thinking_states", "pccot", "no_cot", SHORT),
     ("CODI on Parity, no CoT", "thinking_states", "codi", "no_cot", SHORT),
