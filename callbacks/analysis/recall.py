@@ -76,7 +76,7 @@ class RecallAnalysis(Analysis):
         every_n_validations: int = 1,
         pattern: str = FIRST_AND_LAST_WORD,
         dial: str | None = None,
-        values: Sequence[int] = (),
+        values: Sequence[int | float] = (),
     ) -> None:
         super().__init__(every_n_validations, num_batches, output)
         try:
