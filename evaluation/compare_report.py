@@ -63,6 +63,8 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         "optimiser steps": equal(runs["steps"], ","),
         "parameters": close(runs["parameters"], CLOSE_PARAMETERS),
         "training FLOPs": close(runs["flops"], CLOSE_FLOPS, ".3g"),
+        "decoder": same_parts(runs["decoder"].map(_settings)),
+        "optimizer": same_parts(runs["model_recipe"].map(_optimizer)),
         "held-out text that is scored": same_parts(runs["scored"].map(_held_out)),
         "text of the training is still there": equal(values),
         "targets that nats per token count": equal(runs["counted"]),
@@ -76,6 +78,14 @@ def make_checks(runs: pd.DataFrame) -> pd.DataFrame:
         task_settings = {run: x[name]["how"] for run, x in runs["tasks"].items() if name in x}
         checks[f"task {name}"] = same_parts(pd.Series(task_settings))
     return pd.DataFrame.from_dict(checks, orient="index", columns=["state", "detail"])
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: "null" if value is None else value for key, value in config.items()}
+
+
+def _optimizer(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return _settings(recipe["init_args"].get("optimizer", {}))
 
 
 def _held_out(scored: Mapping[str, Any]) -> dict[str, Any]:

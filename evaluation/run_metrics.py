@@ -66,6 +66,8 @@ class RunMetrics:
     """Name and digest of the tokenizer, without markers of sentences."""
     order: Mapping[str, Any]
     """Settings that determine the tokens of an optimiser step."""
+    decoder: Mapping[str, Any]
+    """Settings of its decoder that baselines usually share with a method."""
     recorded: bool
     """Whether the run has a ``config.yaml``, the source of the following fields."""
     seed_everything: int | None
@@ -512,11 +514,32 @@ def _provenance(run: RunRecord) -> dict[str, Any]:
         "model_recipe": run.outline.recipe(),
         "reads": run.outline.reads,
         "order": order,
+        "decoder": _decoder(run.outline.config),
         "tokenizer": _tokenizer(run),
         "recipe": _recipe(run, order),
         **run.record,
         **({"accumulate_grad_batches": None} if states else {}),
     }
+
+
+DECODER = (
+    "norm",
+    "activation",
+    "bias",
+    "positions",
+    "rope_base",
+    "tie_head",
+    "init",
+    "init_std",
+    "residual_depth",
+    "window",
+    "dropout",
+    "attention_dropout",
+)
+
+
+def _decoder(config: Any) -> dict[str, Any]:
+    return {key: getattr(config, key) for key in DECODER if hasattr(config, key)}
 
 
 def _text(data: LanguageDataModule) -> str:

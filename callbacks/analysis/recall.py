@@ -122,7 +122,7 @@ class RecallAnalysis(Analysis):
         pl_module: Any,
         batch: dict[str, Any],
         all_questions: list[tuple[int, Any]],
-        value: int | None = None,
+        value: float | None = None,
     ) -> list[dict[str, Any]]:
         """Returns one row per question, predicted with a value of the dial."""
         recorder = Recorder("greedy", "thinking_steps")

@@ -194,6 +194,7 @@ def test_what_differs_is_said(compare, runs):
         "tokens trained on",
         "parameters",
         "training FLOPs",
+        "decoder",
         "targets that nats per token count",
         "kind of likelihood",
         "context when scoring",
@@ -203,6 +204,10 @@ def test_what_differs_is_said(compare, runs):
     assert checks["precision of training"] == ("matched", "32-true")
     for part in ("block_size 32", "rows sentences"):
         assert part in checks["data order"][1]
+    for part in ("positions learned, residual_depth 2, window null", "positions rope"):
+        assert part in checks["decoder"][1]
+    assert checks["optimizer"][0] == "matched"
+    assert "lr 0.01, betas (0.9, 0.95)" in checks["optimizer"][1]
 
 
 def test_seeds_match_in_all_but_the_code(compare, runs, tmp_path):
