@@ -19,8 +19,9 @@ def recall(length: int, levels: int, letters: int, draws: Draws) -> str:
 
     "Anna has the coin." states a fact about one of the `THINGS`, drawn uniformly. Only "Anna gives
     the coin." repeats it, any number of sentences later. One question in four is about the latest
-    fact and the others are about any fact not yet asked for, so distances are both short and long.
-    A fifth of the sentences are filler. ``levels`` and ``letters`` have no effect.
+    fact not yet asked for and the others are about any of these, so distances are both short and
+    long. A fifth of the sentences are filler, and all of them once each of the 32 people has had a
+    fact and a question (from about 80 sentences on). ``levels`` and ``letters`` have no effect.
     """
     people, sentences = draws.shuffled(PEOPLE), list[str]()
     open_facts: list[tuple[str, str]] = []

@@ -535,6 +535,10 @@ DECODER = (
     "window",
     "dropout",
     "attention_dropout",
+    "rotary_dim",
+    "norms_queries",
+    "projection_bias",
+    "residual_in_parallel",
 )
 
 

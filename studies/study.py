@@ -17,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "configs" / "studies"
 LOGGED = "logged"
+RESERVED = {"train", "record", "run", LOGGED}
+"""Names of the other parts of a run's folder and of its results."""
 """Pseudo-evaluation for columns: the last values logged in training, by tag."""
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -201,7 +203,7 @@ class Study:
     """Hyperparameter search by ``python -m studies.tune``."""
 
     def __post_init__(self) -> None:
-        for key in ("steps", "epochs", "budget"):
+        for key in ("steps", "epochs", "budget", "validations"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise StudyError(f"{key} ({value}) must be at least 1")
@@ -227,7 +229,21 @@ class Study:
                 f"figure.analysis ({self.figure.analysis}) must be an analysis of a run: "
                 f"{', '.join(analyses) or 'there is none'}"
             )
-        for run in self.runs.values():
+        titles = [run.title for run in self.runs.values()]
+        for key, run in self.runs.items():
+            if run.name != key:
+                raise StudyError(f"runs.{key}.name ({run.name}) must be {key}, or left out")
+            if run.length <= 0:
+                raise StudyError(f"runs.{key}.length ({run.length}) must be above 0")
+            if titles.count(run.title) > 1:  # rows of a title are its seeds
+                raise StudyError(f"runs.{key}.title ({run.title}) is the title of another run too")
+            # evaluations and analyses share the folder and the record of their run
+            names = [*run.evaluations, *run.analyses]
+            if taken := {name for name in names if name in RESERVED or names.count(name) > 1}:
+                raise StudyError(
+                    f"runs.{key}: evaluations and analyses need names of their own, other than "
+                    f"{', '.join(sorted(RESERVED))}: {', '.join(sorted(taken))}"
+                )
             if "=" in run.title or "/" in run.title:  # compare reads TITLE=PATH
                 raise StudyError(f"runs.{run.name}.title ({run.title}) must not contain = or /")
             if self.epochs is not None and run.length != 1:

@@ -41,12 +41,13 @@ class RecallAnalysis(Analysis):
 
     Scalars are ``recall/accuracy`` and ``recall/nats`` (of an answer, all its tokens) over all
     questions, and with a memory of M sentences ``recall/within_memory`` and
-    ``recall/beyond_memory``, the accuracies up to M sentences and later. For models whose tokens
-    take additional steps (streams beyond the first in Thoughtbubbles, averaged over the blocks),
-    ``recall/steps`` is their mean at the tokens that predict an answer's beginning, by level in the
-    table, and ``recall/steps_correlation`` is Pearson's correlation between steps and level, left
-    out if all steps are the same. ``recall/level<l>/accuracy`` and ``recall/level<l>/steps`` are
-    the means of a level. Files are in ``recall``.
+    ``recall/beyond_memory``, the accuracies up to M sentences and later, left out if there is no
+    such question. For models whose tokens take additional steps (streams beyond the first in
+    Thoughtbubbles, averaged over the blocks), ``recall/steps`` is their mean at the tokens that
+    predict an answer's beginning, by level in the table, and ``recall/steps_correlation`` is
+    Pearson's correlation between steps and level, left out if all steps are the same.
+    ``recall/level<l>/accuracy`` and ``recall/level<l>/steps`` are the means of a level. Files are
+    in ``recall``.
     ``callbacks.analysis`` describes what all analyses share.
 
     Args:
@@ -181,8 +182,10 @@ class RecallAnalysis(Analysis):
         memory = getattr(pl_module.config, "memory_size", None)
         if memory is not None and self._by == "distance":
             within = questions["distance"] <= memory
-            scalars["recall/within_memory"] = questions["right"][within].mean()
-            scalars["recall/beyond_memory"] = questions["right"][~within].mean()
+            parts = {"within_memory": within, "beyond_memory": ~within}
+            for name, part in parts.items():
+                if part.any():
+                    scalars[f"recall/{name}"] = questions["right"][part].mean()
         if "steps" in questions:
             scalars["recall/steps"] = questions["steps"].mean()
             if questions["steps"].nunique() > 1 and questions["level"].nunique() > 1:

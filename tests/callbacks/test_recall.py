@@ -77,6 +77,10 @@ def test_scalars_part_questions_at_the_memorys_end():
         "recall/within_memory": 1.0,
         "recall/beyond_memory": 0.0,
     }
+    model.config.memory_size = 3  # no question is later
+    scalars = RecallAnalysis(pattern=PATTERN)._report(None, model, findings).scalars
+    assert scalars["recall/within_memory"] == 0.5
+    assert "recall/beyond_memory" not in scalars
 
 
 def test_accuracies_are_means_over_the_questions_of_a_distance():

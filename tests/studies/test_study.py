@@ -312,6 +312,7 @@ MODEL = {"class_path": "lightning_models.TransformerLM", "init_args": {}}
 
 
 RUN = {"model": MODEL}
+LOOK = {"class_path": "callbacks.RecallAnalysis"}
 BAD_FILES = [
     ({"runs": None}, "runs"),
     ({"runs": {}}, "runs"),
@@ -330,6 +331,12 @@ BAD_FILES = [
     ({"runs": {"one": {**RUN, "length": "${div:1,0}"}}}, "runs.one.length"),
     ({"runs": {"one": {**RUN, "evaluations": {"a": 3}}}}, "runs.one.evaluations.a"),
     ({"runs": {"one": {**RUN, "analyses": {"a": 3}}}}, "runs.one.analyses.a"),
+    ({"runs": {"one": {**RUN, "name": "two"}}}, "runs.one.name"),
+    ({"runs": {"one": {**RUN, "length": 0}}}, "runs.one.length"),
+    ({"runs": {"one": {**RUN, "title": "a"}, "two": {**RUN, "title": "a"}}}, "runs.one.title"),
+    ({"runs": {"one": {**RUN, "evaluations": {"record": {}}}}}, "record"),
+    ({"runs": {"one": {**RUN, "analyses": {"train": LOOK}}}}, "train"),
+    ({"runs": {"one": {**RUN, "evaluations": {"a": {}}, "analyses": {"a": LOOK}}}}, "of their own"),
     ({"paired": {"bpb": "other"}}, "paired"),
     ({"paired": {"bits": "plain"}}, "paired"),
     ({"title": None}, "title"),
@@ -338,6 +345,7 @@ BAD_FILES = [
     ({"epoch": 3}, "epoch"),
     ({"columns": 3}, "columns"),
     ({"steps": 0}, "steps"),
+    ({"validations": 0}, "validations"),
     ({"epochs": 0}, "epochs"),
     ({"seeds": []}, "seeds"),
     ({"seeds": [1, 1]}, "seeds"),
